@@ -1,0 +1,187 @@
+"""What the sections of a config must agree on, and what to say when devices are too few."""
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from jaxdist.config.errors import UsageError
+from jaxdist.config.mesh_shape import MeshShape
+from jaxdist.config.model import ModelConfig
+from jaxdist.config.sections import OptimizerConfig, ParallelConfig, TrainConfig
+
+if TYPE_CHECKING:
+    from jaxdist.config.run import RunConfig
+
+
+def check_run(config: "RunConfig") -> None:
+    """Refuse a config whose sections cannot work together.
+
+    Axes that are -1 are not looked at here; `check_mesh` is to be called again with the resolved mesh.
+    """
+    mesh = config.mesh_shape
+    if config.simulate and not mesh.is_resolved:
+        raise UsageError(
+            f"mesh {mesh}: with --simulate there is no device count that could fill the -1; "
+            f"write the number, for example --mesh {str(mesh).replace('-1', '2')}"
+        )
+    check_mesh(config, mesh)
+    _check_length(config.model, config.train)
+    _check_schedule(config.optimizer, config.train)
+    if config.eval.every is not None and config.data.validation_fraction == 0:
+        raise UsageError(
+            "eval.every is set but data.validation_fraction=0 holds no text back; "
+            "set --data.validation_fraction 0.05 or --eval.every null"
+        )
+    traced = config.profile.first_and_last
+    if traced and traced[1] > config.train.steps:
+        raise UsageError(f"profile.steps={config.profile.steps} ends past train.steps={config.train.steps}")
+
+
+def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
+    """Refuse a mesh that the model and the batch do not divide over; axes of -1 are skipped."""
+    dp, pp, tp = (max(degree, 1) for degree in mesh.degrees)
+    _check_tensor_parallel(config.model, tp)
+    _check_pipeline(config.model, pp)
+    _check_vocabulary(config.model, pp, tp)
+    _check_batch(config.train, config.parallel, dp)
+    if config.parallel.sequence_parallel and config.train.sequence_length % tp:
+        raise UsageError(
+            f"train.sequence_length={config.train.sequence_length} is not divisible by tp={tp}, which "
+            f"parallel.sequence_parallel asks for; choose {_next_multiple(config.train.sequence_length, tp)} or turn it off"
+        )
+
+
+def fitting_tp(model: ModelConfig) -> list[int]:
+    """Tensor-parallel degrees that the model's heads and MLP divide over.
+
+    Key/value heads are split where tp divides them and repeated where they divide tp.
+    """
+    heads, kv_heads, mlp = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
+    return [tp for tp in _divisors(heads) if (kv_heads % tp == 0 or tp % kv_heads == 0) and mlp % tp == 0]
+
+
+def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
+    fitting = fitting_tp(model)
+    if tp in fitting:
+        return
+    choose = f"choose tp from {_listed(fitting)}"
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % tp:
+        raise UsageError(f"num_attention_heads={heads} is not divisible by tp={tp}; {choose}")
+    if kv_heads % tp and tp % kv_heads:
+        raise UsageError(
+            f"num_key_value_heads={kv_heads} and tp={tp}: neither divides the other, so they can be neither split "
+            f"nor repeated; {choose}"
+        )
+    raise UsageError(f"intermediate_size={model.intermediate_size} is not divisible by tp={tp}; {choose}")
+
+
+def _check_pipeline(model: ModelConfig, pp: int) -> None:
+    layers = model.num_hidden_layers
+    if layers % pp:
+        raise UsageError(
+            f"num_hidden_layers={layers} is not divisible by pp={pp}; choose pp from {_listed(_divisors(layers))}"
+        )
+
+
+def _check_vocabulary(model: ModelConfig, pp: int, tp: int) -> None:
+    padded, parts = model.padded_vocab_size, pp * tp
+    if padded % parts:
+        raise UsageError(
+            f"the padded vocabulary of {padded} rows is not divisible by pp*tp={parts}; "
+            f"set --model.vocab_multiple {math.lcm(model.vocab_multiple, parts)}"
+        )
+
+
+def _check_batch(train: TrainConfig, parallel: ParallelConfig, dp: int) -> None:
+    batch, microbatches = train.global_batch_size, parallel.num_microbatches
+    parts = dp * microbatches
+    if batch % parts:
+        below, above = batch // parts * parts, _next_multiple(batch, parts)
+        sizes = f"{below} or {above}" if below else str(above)
+        raise UsageError(
+            f"train.global_batch_size={batch} is not divisible by dp={dp} x num_microbatches={microbatches} = {parts}; "
+            f"choose {sizes}"
+        )
+
+
+def _check_length(model: ModelConfig, train: TrainConfig) -> None:
+    if train.sequence_length > model.max_sequence_length:
+        raise UsageError(
+            f"train.sequence_length={train.sequence_length} is longer than the model's positions "
+            f"({model.max_sequence_length}); choose at most that, raise --model.max_position_embeddings, "
+            f"or set --model.rope_scaling"
+        )
+
+
+def _check_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> None:
+    warmup = optimizer.warmup_steps or 0
+    decay = (optimizer.decay_steps or 0) if optimizer.schedule == "wsd" else 0
+    if warmup > train.steps:
+        raise UsageError(
+            f"optimizer.warmup_steps={warmup} is more than train.steps={train.steps}, so the peak is never reached; "
+            f"choose at most {train.steps}, or null for 5 % of the steps"
+        )
+    if warmup + decay > train.steps:
+        raise UsageError(
+            f"optimizer.warmup_steps={warmup} and decay_steps={decay} overlap within train.steps={train.steps}; "
+            f"choose decay_steps of at most {train.steps - warmup}"
+        )
+
+
+def check_vocabulary_holds(model: ModelConfig, tokenizer_name: str, tokenizer_vocab_size: int) -> None:
+    """Refuse a tokenizer whose ids reach past the model's embedding."""
+    if tokenizer_vocab_size > model.vocab_size:
+        raise UsageError(
+            f"the tokenizer {tokenizer_name} has {tokenizer_vocab_size} tokens, more than model.vocab_size="
+            f"{model.vocab_size}; set --model.vocab_size {tokenizer_vocab_size} or choose another --data.tokenizer"
+        )
+
+
+def too_few_devices(
+    config: "RunConfig", mesh: MeshShape, num_devices: int, platform: str
+) -> str:
+    """What to say when `mesh` needs more than the `num_devices` there are; with the fix.
+
+    Args:
+        config: The run; meshes that are proposed divide its model and batch.
+        mesh: The resolved mesh.
+        num_devices: Devices over all processes.
+        platform: JAX's name of theirs: cpu, gpu, tpu.
+    """
+    rule = f"mesh {mesh} needs {mesh.size} devices, but there {'is' if num_devices == 1 else 'are'} {num_devices} ({platform})"
+    if platform == "cpu":
+        return (
+            f"{rule}; add --simulate, which lets the CPU stand in for {mesh.size} devices, or set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}"
+        )
+    fitting = fitting_meshes(config, num_devices)
+    if not fitting:
+        return f"{rule}; no mesh of {num_devices} devices divides this model and batch"
+    return f"{rule}; meshes of {num_devices} that fit: {', '.join(map(str, fitting[:8]))}"
+
+
+def fitting_meshes(config: "RunConfig", num_devices: int) -> list[MeshShape]:
+    """Meshes of exactly `num_devices` that the model and the batch divide over; most dp first."""
+    found = []
+    for tp in _divisors(num_devices):
+        for pp in _divisors(num_devices // tp):
+            mesh = MeshShape(dp=num_devices // tp // pp, pp=pp, tp=tp)
+            try:
+                check_mesh(config, mesh)
+            except UsageError:
+                continue
+            found.append(mesh)
+    return sorted(found, key=lambda mesh: (-mesh.dp, mesh.pp))
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))

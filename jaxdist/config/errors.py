@@ -1,0 +1,52 @@
+"""User errors: one line on stderr with the rule, the value and the fix, and exit code 2."""
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+EXIT_CODE = 2
+
+
+class UsageError(ValueError):
+    """What the user asked for cannot work; the message names the rule, the value and the fix."""
+
+
+def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """The candidates that `word` may be a misspelling of, best first; empty where none is near.
+
+    A dotted candidate is also compared by its last part, so that `lerning_rate` finds
+    `optimizer.learning_rate`.
+    """
+
+    def score(candidate: str) -> float:
+        whole = difflib.SequenceMatcher(None, word, candidate).ratio()
+        last = candidate.rsplit(".", 1)[-1]
+        part = difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last).ratio()
+        return max(whole, part - 0.01)  # at a tie the section that was written wins
+
+    scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
+    return [candidate for value, candidate in scored[:count] if value >= 0.6]
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """`; did you mean a, b?` or, where nothing is near, an empty string."""
+    close = nearest(word, candidates)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+@contextmanager
+def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
+    """Turn a ValueError or OSError inside into one line on stderr and exit code 2.
+
+    With JAXDIST_TRACEBACK=1 in the environment the exception passes through unchanged.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if os.environ.get("JAXDIST_TRACEBACK", "") not in ("", "0"):
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"{prog}: error: {message}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_CODE) from None
