@@ -1,0 +1,58 @@
+"""Self-attention with grouped heads; the attention itself is the caller's `ctx.attend`.
+
+Shapes: B batch rows, T tokens, D hidden size, N query heads, K key/value heads (N = K * G),
+H head dim.
+"""
+
+import jax
+from einops import rearrange
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxdist.config import ModelConfig
+from jaxdist.models.layers import Cache, Context, Initializer, Linear, RMSNorm
+from jaxdist.ops.rope import Rope, apply_rope
+
+
+class Attention(nnx.Module):
+    """Projections, optional q-k norm, RoPE, `ctx.attend`, output projection."""
+
+    def __init__(self, config: ModelConfig, *, key: jax.Array, init: Initializer):
+        assert config.num_key_value_heads is not None and config.head_dim is not None
+        hidden, head_dim = config.hidden_size, config.head_dim
+        heads = config.num_attention_heads * head_dim
+        kv_heads = config.num_key_value_heads * head_dim
+        q_key, k_key, v_key, o_key = jax.random.split(key, 4)
+        qkv_bias, o_bias = config.qkv_bias, config.attention_output_bias
+        kv_axes = ("embed", "kv_heads")
+        self.q_proj = Linear((hidden, heads), ("embed", "heads"), qkv_bias, key=q_key, init=init)
+        self.k_proj = Linear((hidden, kv_heads), kv_axes, qkv_bias, key=k_key, init=init)
+        self.v_proj = Linear((hidden, kv_heads), kv_axes, qkv_bias, key=v_key, init=init)
+        self.o_proj = Linear((heads, hidden), ("heads", "embed"), o_bias, key=o_key, init=init)
+        norms = config.qk_norm
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, init=init) if norms else None
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, init=init) if norms else None
+        self.head_dim = head_dim
+
+    def __call__(
+        self, x_BTD: jax.Array, rope: Rope, ctx: Context, cache: Cache = None
+    ) -> tuple[jax.Array, Cache]:
+        q_BTNH = self._heads(self.q_proj, "q_proj", "heads", x_BTD, ctx)
+        k_BTKH = self._heads(self.k_proj, "k_proj", "kv_heads", x_BTD, ctx)
+        v_BTKH = self._heads(self.v_proj, "v_proj", "kv_heads", x_BTD, ctx)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
+        q_BTNH = checkpoint_name(apply_rope(q_BTNH, rope), "qkv")
+        k_BTKH = checkpoint_name(apply_rope(k_BTKH, rope), "qkv")
+        v_BTKH = checkpoint_name(v_BTKH, "qkv")
+        out_BTNH, cache = ctx.attend(q_BTNH, k_BTKH, v_BTKH, cache)
+        out_BTNH = ctx.constrain(out_BTNH, ("batch", "length", "heads", "head_dim"))
+        out_BTE = rearrange(checkpoint_name(out_BTNH, "attn_out"), "b t n h -> b t (n h)")
+        return checkpoint_name(self.o_proj(out_BTE, ctx), "o_proj"), cache
+
+    def _heads(
+        self, projection: Linear, name: str, axis: str, x_BTD: jax.Array, ctx: Context
+    ) -> jax.Array:
+        out = checkpoint_name(projection(x_BTD, ctx), name)
+        out = rearrange(out, "b t (n h) -> b t n h", h=self.head_dim)
+        return ctx.constrain(out, ("batch", "length", axis, "head_dim"))

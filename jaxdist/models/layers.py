@@ -1,0 +1,98 @@
+"""What every layer is made of: the Context handed down the model, weights, Linear and the norms.
+
+Shapes: B batch rows, T tokens, S keys, D hidden size, N query heads, K key/value heads, H head dim.
+
+Modules are plain pytrees: their leaves are the arrays inside `nnx.Param`, whose `axes` metadata
+names each dim's logical axis. Everything else on a Module is static and hashable.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxdist.ops.norm import layer_norm, rms_norm
+
+Axes = tuple[str, ...]
+Cache = Any  # whatever `attend` keeps for one layer; None in training
+
+
+def unconstrained(x: jax.Array, logical_axes: Axes) -> jax.Array:
+    """The `constrain` of a model on one device: no sharding to ask for."""
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """How the model computes, decided by its caller: training, pipelining, decoding."""
+
+    dot: Callable[[jax.Array, jax.Array], jax.Array]  # x [..., I], w [I, O] -> [..., O]
+    attend: Callable[[jax.Array, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
+    # ^ q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], cache -> out [B, T, N, H], cache
+    constrain: Callable[[jax.Array, Axes], jax.Array] = unconstrained
+    compute_dtype: DTypeLike  # of activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initializer:
+    """Hugging Face's: weights normal(0, std), biases zero, norm gains one."""
+
+    std: float
+    dtype: DTypeLike
+
+    def normal(self, key: jax.Array, shape: tuple[int, ...], axes: Axes) -> nnx.Param:
+        return nnx.Param(self.std * jax.random.normal(key, shape, self.dtype), axes=axes)
+
+    def zeros(self, shape: tuple[int, ...], axes: Axes) -> nnx.Param:
+        return nnx.Param(jnp.zeros(shape, self.dtype), axes=axes)
+
+    def ones(self, shape: tuple[int, ...], axes: Axes) -> nnx.Param:
+        return nnx.Param(jnp.ones(shape, self.dtype), axes=axes)
+
+
+class Linear(nnx.Module):
+    """x @ weight + bias, with weight [in, out] (the transpose of torch's) and bias [out] or None."""
+
+    def __init__(
+        self, sizes: tuple[int, int], axes: Axes, bias: bool, *, key: jax.Array, init: Initializer
+    ):
+        self.weight = init.normal(key, sizes, axes)
+        self.bias = init.zeros(sizes[1:], axes[1:]) if bias else None
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        out = ctx.dot(x, self.weight[...])
+        if self.bias is None:
+            return out
+        # Added in the master's dtype, so that the bias gradient is summed in it.
+        bias = jnp.expand_dims(self.bias[...], tuple(range(out.ndim - 1)))
+        return (out + bias).astype(out.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Gain [size] over the last dim, fp32 statistics."""
+
+    def __init__(self, size: int, eps: float, *, init: Initializer):
+        self.weight = init.ones((size,), ("norm",))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, self.weight[...], self.eps)
+
+
+class LayerNorm(nnx.Module):
+    """Gain and bias [size] over the last dim, fp32 statistics."""
+
+    def __init__(self, size: int, eps: float, *, init: Initializer):
+        self.weight = init.ones((size,), ("norm",))
+        self.bias = init.zeros((size,), ("norm",))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return layer_norm(x, self.weight[...], self.bias[...], self.eps)
+
+
+NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}  # by ModelConfig.norm

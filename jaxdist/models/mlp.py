@@ -1,0 +1,40 @@
+"""The feed-forward half of a block.
+
+Shapes: B batch rows, T tokens, D hidden size, F intermediate size.
+"""
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxdist.config import ModelConfig
+from jaxdist.models.layers import Context, Initializer, Linear
+from jaxdist.ops.activations import geglu, gelu, swiglu
+
+GATED = {"swiglu": swiglu, "geglu": geglu}
+
+
+class MLP(nnx.Module):
+    """down(act(gate(x)) * up(x)), or down(gelu(up(x))) where `config.mlp` is not gated."""
+
+    def __init__(self, config: ModelConfig, *, key: jax.Array, init: Initializer):
+        sizes, bias = (config.hidden_size, config.intermediate_size), config.mlp_bias
+        gate_key, up_key, down_key = jax.random.split(key, 3)
+        into, out_of = ("embed", "mlp"), ("mlp", "embed")
+        gated = config.mlp in GATED
+        self.gate_proj = Linear(sizes, into, bias, key=gate_key, init=init) if gated else None
+        self.up_proj = Linear(sizes, into, bias, key=up_key, init=init)
+        self.down_proj = Linear(sizes[::-1], out_of, bias, key=down_key, init=init)
+        self.activation = config.mlp
+
+    def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
+        axes = ("batch", "length", "mlp")
+        up_BTF = checkpoint_name(self.up_proj(x_BTD, ctx), "up_proj")
+        up_BTF = ctx.constrain(up_BTF, axes)
+        if self.gate_proj is None:
+            hidden_BTF = gelu(up_BTF)
+        else:
+            gate_BTF = checkpoint_name(self.gate_proj(x_BTD, ctx), "gate_proj")
+            hidden_BTF = GATED[self.activation](ctx.constrain(gate_BTF, axes), up_BTF)
+        hidden_BTF = checkpoint_name(hidden_BTF, "mlp_hidden")
+        return checkpoint_name(self.down_proj(hidden_BTF, ctx), "down_proj")

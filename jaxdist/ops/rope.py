@@ -1,0 +1,169 @@
+"""Rotary position embedding (arXiv 2104.09864) and the scalings that stretch it to longer contexts.
+
+Shapes: B batch rows, T tokens, N heads, H head dim, R = H / 2 rotation frequencies.
+
+`rope_table` is made once for a forward pass, outside the layers; every block applies it with
+`apply_rope`. Frequencies follow the definitions of Hugging Face transformers; those that do not
+depend on the input are computed on the host in float64.
+"""
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Rope = tuple[jax.Array, jax.Array]  # cos [B, T, R], sin [B, T, R], fp32
+
+
+class RopeConfig(Protocol):
+    """The fields of ModelConfig that RoPE reads."""
+
+    @property
+    def head_dim(self) -> int | None: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def rope_scaling(self) -> Any: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+def rope_table(config: RopeConfig, positions_BT: jax.Array) -> Rope:
+    """(cos, sin) [B, T, R] in fp32 of each position's angles, times the attention factor.
+
+    `dynamic` and `longrope` depend on the sequence length, here the largest position of each row
+    plus one: a row's table is then the same whatever other rows share its batch or device.
+    """
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    plain_R = _plain_frequencies(config)
+    attention_factor = 1.0
+    length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
+    match scaling["rope_type"]:
+        case "default":
+            frequency_BR = jnp.float32(plain_R)[None, :]
+        case "linear":
+            frequency_BR = jnp.float32(plain_R / scaling["factor"])[None, :]
+        case "llama3":
+            frequency_BR = jnp.float32(_llama3_frequencies(config, plain_R))[None, :]
+        case "yarn":
+            frequency_BR = jnp.float32(_yarn_frequencies(config, plain_R))[None, :]
+            attention_factor = _yarn_attention_factor(config)
+        case "dynamic":
+            frequency_BR = _dynamic_frequencies(config, plain_R, length_B1)
+        case "longrope":
+            short_1R = jnp.float32(plain_R / np.array(scaling["short_factor"]))[None, :]
+            long_1R = jnp.float32(plain_R / np.array(scaling["long_factor"]))[None, :]
+            is_long_B1 = length_B1 > _original_length(config)
+            frequency_BR = jnp.where(is_long_B1, long_1R, short_1R)
+            attention_factor = _longrope_attention_factor(config)
+        case unknown:
+            raise ValueError(
+                f"rope_scaling.rope_type={unknown!r} is unknown; "
+                "choose default, linear, dynamic, yarn, llama3 or longrope"
+            )
+    angle_BTR = positions_BT.astype(jnp.float32)[:, :, None] * frequency_BR[:, None, :]
+    return jnp.cos(angle_BTR) * attention_factor, jnp.sin(angle_BTR) * attention_factor
+
+
+def apply_rope(x_BTNH: jax.Array, rope: Rope) -> jax.Array:
+    """Rotates the pairs (i, i + R) of each head, Hugging Face's half-split convention.
+
+    The rotation is done in fp32; the result has x's dtype.
+    """
+    cos_BT1R, sin_BT1R = (table[:, :, None, :] for table in rope)
+    first_BTNR, second_BTNR = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    out_BTNH = jnp.concatenate(
+        [
+            first_BTNR * cos_BT1R - second_BTNR * sin_BT1R,
+            second_BTNR * cos_BT1R + first_BTNR * sin_BT1R,
+        ],
+        axis=-1,
+    )
+    return out_BTNH.astype(x_BTNH.dtype)
+
+
+def _plain_frequencies(config: RopeConfig) -> np.ndarray:
+    """theta^(-2r / H) for r in 0..R-1, [R] float64, radians a token."""
+    assert config.head_dim is not None
+    return config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+
+
+def _original_length(config: RopeConfig) -> int:
+    """Context length of the first pre-training, before it was stretched; tokens."""
+    original = config.rope_scaling.get("original_max_position_embeddings")
+    return config.max_position_embeddings if original is None else original
+
+
+def _stretch(config: RopeConfig) -> float:
+    """The scaling's factor, by default the stretched context over the original one."""
+    factor = config.rope_scaling.get("factor")
+    return config.max_position_embeddings / _original_length(config) if factor is None else factor
+
+
+def _dynamic_frequencies(
+    config: RopeConfig, plain_R: np.ndarray, length_B1: jax.Array
+) -> jax.Array:
+    """NTK-aware base growth once a row is longer than the model's context, [B, R].
+
+    theta grows by g^(H / (H - 2)), which is the plain frequency r times g^(-2r / (H - 2)).
+    """
+    factor, limit = config.rope_scaling["factor"], config.max_position_embeddings
+    length_B1 = jnp.maximum(length_B1, limit).astype(jnp.float32)
+    growth_B1 = factor * length_B1 / limit - (factor - 1)
+    num_frequencies = plain_R.size
+    exponent_R = -np.arange(num_frequencies) / (num_frequencies - 1)
+    return jnp.float32(plain_R)[None, :] * growth_B1 ** jnp.float32(exponent_R)[None, :]
+
+
+def _llama3_frequencies(config: RopeConfig, plain_R: np.ndarray) -> np.ndarray:
+    """Slow rotations are divided by the factor, fast ones kept, the band between blended."""
+    scaling = config.rope_scaling
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns_R = _original_length(config) * plain_R / (2 * math.pi)  # within the original context
+    keep_R = np.clip((turns_R - low) / (high - low), 0.0, 1.0)
+    return plain_R * (keep_R + (1.0 - keep_R) / scaling["factor"])
+
+
+def _yarn_frequencies(config: RopeConfig, plain_R: np.ndarray) -> np.ndarray:
+    """Blend by frequency index between kept and interpolated (arXiv 2309.00071, section 3.2)."""
+    scaling, head_dim = config.rope_scaling, 2 * plain_R.size
+
+    def index_of(num_turns: float) -> float:
+        """Index (in units of r) of the frequency that makes this many turns in the context."""
+        turns = _original_length(config) / (num_turns * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+
+    first = index_of(scaling.get("beta_fast") or 32)
+    last = index_of(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001  # a ramp of no width is a step
+    interpolate_R = np.clip((np.arange(plain_R.size) - first) / width, 0.0, 1.0)
+    return plain_R * (1.0 - interpolate_R + interpolate_R / _stretch(config))
+
+
+def _yarn_attention_factor(config: RopeConfig) -> float:
+    """Scale of cos and sin, so that attention logits are sharpened by its square."""
+    scaling = config.rope_scaling
+    if scaling.get("attention_factor") is not None:
+        return scaling["attention_factor"]
+
+    def mscale(weight: float) -> float:
+        return max(1.0, 0.1 * weight * math.log(_stretch(config)) + 1.0)
+
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return mscale(1.0)
+
+
+def _longrope_attention_factor(config: RopeConfig) -> float:
+    """sqrt(1 + ln(stretch) / ln(original context)) (arXiv 2402.13753)."""
+    given, stretch = config.rope_scaling.get("attention_factor"), _stretch(config)
+    if given is not None:
+        return given
+    if stretch <= 1.0:
+        return 1.0
+    return math.sqrt(1.0 + math.log(stretch) / math.log(_original_length(config)))
