@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jaxdist.config.compute import ParallelConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.config.mesh_shape import MeshShape
 from jaxdist.config.model import ModelConfig
-from jaxdist.config.sections import OptimizerConfig, ParallelConfig, TrainConfig
+from jaxdist.config.training import OptimizerConfig, TrainConfig
 
 if TYPE_CHECKING:
     from jaxdist.config.run import RunConfig
@@ -34,7 +35,9 @@ def check_run(config: "RunConfig") -> None:
         )
     traced = config.profile.first_and_last
     if traced and traced[1] > config.train.steps:
-        raise UsageError(f"profile.steps={config.profile.steps} ends past train.steps={config.train.steps}")
+        raise UsageError(
+            f"profile.steps={config.profile.steps} ends past train.steps={config.train.steps}"
+        )
 
 
 def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
@@ -56,8 +59,16 @@ def fitting_tp(model: ModelConfig) -> list[int]:
 
     Key/value heads are split where tp divides them and repeated where they divide tp.
     """
-    heads, kv_heads, mlp = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
-    return [tp for tp in _divisors(heads) if (kv_heads % tp == 0 or tp % kv_heads == 0) and mlp % tp == 0]
+    heads, kv_heads, mlp = (
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.intermediate_size,
+    )
+    return [
+        tp
+        for tp in _divisors(heads)
+        if (kv_heads % tp == 0 or tp % kv_heads == 0) and mlp % tp == 0
+    ]
 
 
 def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
@@ -73,7 +84,9 @@ def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
             f"num_key_value_heads={kv_heads} and tp={tp}: neither divides the other, so they can be neither split "
             f"nor repeated; {choose}"
         )
-    raise UsageError(f"intermediate_size={model.intermediate_size} is not divisible by tp={tp}; {choose}")
+    raise UsageError(
+        f"intermediate_size={model.intermediate_size} is not divisible by tp={tp}; {choose}"
+    )
 
 
 def _check_pipeline(model: ModelConfig, pp: int) -> None:
@@ -129,7 +142,9 @@ def _check_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> None:
         )
 
 
-def check_vocabulary_holds(model: ModelConfig, tokenizer_name: str, tokenizer_vocab_size: int) -> None:
+def check_vocabulary_holds(
+    model: ModelConfig, tokenizer_name: str, tokenizer_vocab_size: int
+) -> None:
     """Refuse a tokenizer whose ids reach past the model's embedding."""
     if tokenizer_vocab_size > model.vocab_size:
         raise UsageError(
@@ -139,36 +154,40 @@ def check_vocabulary_holds(model: ModelConfig, tokenizer_name: str, tokenizer_vo
 
 
 def too_few_devices(
-    config: "RunConfig", mesh: MeshShape, num_devices: int, platform: str
-) -> str:
-    """What to say when `mesh` needs more than the `num_devices` there are; with the fix.
+    mesh: MeshShape, num_devices: int, platform: str, config: "RunConfig | None" = None
+) -> UsageError:
+    """The error for a `mesh` that needs more than the `num_devices` there are, with the fix.
 
     Args:
-        config: The run; meshes that are proposed divide its model and batch.
         mesh: The resolved mesh.
         num_devices: Devices over all processes.
         platform: JAX's name of theirs: cpu, gpu, tpu.
+        config: The run, if there is one: meshes that are proposed then divide its model and batch.
     """
-    rule = f"mesh {mesh} needs {mesh.size} devices, but there {'is' if num_devices == 1 else 'are'} {num_devices} ({platform})"
+    rule = (
+        f"mesh {mesh} needs {mesh.size} devices, but there {'is' if num_devices == 1 else 'are'} "
+        f"{num_devices} ({platform})"
+    )
     if platform == "cpu":
-        return (
+        return UsageError(
             f"{rule}; add --simulate, which lets the CPU stand in for {mesh.size} devices, or set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}"
         )
-    fitting = fitting_meshes(config, num_devices)
+    fitting = fitting_meshes(num_devices, config)
     if not fitting:
-        return f"{rule}; no mesh of {num_devices} devices divides this model and batch"
-    return f"{rule}; meshes of {num_devices} that fit: {', '.join(map(str, fitting[:8]))}"
+        return UsageError(f"{rule}; no mesh of {num_devices} devices divides this model and batch")
+    return UsageError(f"{rule}; meshes of {num_devices} that fit: {_listed(fitting[:8])}")
 
 
-def fitting_meshes(config: "RunConfig", num_devices: int) -> list[MeshShape]:
-    """Meshes of exactly `num_devices` that the model and the batch divide over; most dp first."""
+def fitting_meshes(num_devices: int, config: "RunConfig | None" = None) -> list[MeshShape]:
+    """Meshes of exactly `num_devices`, most dp first; with a config those that it divides over."""
     found = []
     for tp in _divisors(num_devices):
         for pp in _divisors(num_devices // tp):
             mesh = MeshShape(dp=num_devices // tp // pp, pp=pp, tp=tp)
             try:
-                check_mesh(config, mesh)
+                if config is not None:
+                    check_mesh(config, mesh)
             except UsageError:
                 continue
             found.append(mesh)
@@ -183,5 +202,5 @@ def _next_multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _listed(numbers: Iterable[int]) -> str:
+def _listed(numbers: Iterable[object]) -> str:
     return ", ".join(map(str, numbers))

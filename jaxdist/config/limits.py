@@ -55,16 +55,28 @@ def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """`value` is one of `choices`."""
     if isinstance(value, bool) or value not in choices:
         listed = ", ".join(map(str, choices))
-        hint = did_you_mean(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
+        hint = (
+            did_you_mean(value, [c for c in choices if isinstance(c, str)])
+            if isinstance(value, str)
+            else ""
+        )
         raise UsageError(f"{name}={value!r} is not one of {listed}{hint}")
 
 
 def _range(
-    minimum: float | None, maximum: float | None, above: float | None = None, below: float | None = None
+    minimum: float | None,
+    maximum: float | None,
+    above: float | None = None,
+    below: float | None = None,
 ) -> str:
     parts = [
         f"{words} {bound}"
-        for words, bound in (("at least", minimum), ("greater than", above), ("at most", maximum), ("less than", below))
+        for words, bound in (
+            ("at least", minimum),
+            ("greater than", above),
+            ("at most", maximum),
+            ("less than", below),
+        )
         if bound is not None
     ]
     return " and ".join(parts)

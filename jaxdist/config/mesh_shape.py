@@ -19,8 +19,14 @@ class MeshShape:
     def __post_init__(self):
         for axis in AXES:
             degree = getattr(self, axis)
-            if isinstance(degree, bool) or not isinstance(degree, int) or (degree < 1 and degree != -1):
-                raise UsageError(f"mesh axis {axis}={degree!r} must be a whole number from 1, or -1; {HOW}")
+            if (
+                isinstance(degree, bool)
+                or not isinstance(degree, int)
+                or (degree < 1 and degree != -1)
+            ):
+                raise UsageError(
+                    f"mesh axis {axis}={degree!r} must be a whole number from 1, or -1; {HOW}"
+                )
         if self.degrees.count(-1) > 1:
             raise UsageError(f"mesh {self} has more than one -1; {HOW}")
 
@@ -34,7 +40,9 @@ class MeshShape:
             for part in text.split(","):
                 axis, _, degree = (piece.strip() for piece in part.partition("="))
                 if axis not in AXES:
-                    raise UsageError(f"mesh {text!r}: {axis!r} is not an axis (dp, pp or tp); {HOW}")
+                    raise UsageError(
+                        f"mesh {text!r}: {axis!r} is not an axis (dp, pp or tp); {HOW}"
+                    )
                 if axis in degrees:
                     raise UsageError(f"mesh {text!r} names {axis} twice; {HOW}")
                 degrees[axis] = _degree(text, degree)
@@ -58,7 +66,9 @@ class MeshShape:
     def size(self) -> int:
         """Number of devices of a resolved mesh."""
         if not self.is_resolved:
-            raise UsageError(f"mesh {self} has no size before its -1 is resolved against a device count")
+            raise UsageError(
+                f"mesh {self} has no size before its -1 is resolved against a device count"
+            )
         return self.dp * self.pp * self.tp
 
     def resolve(self, num_devices: int) -> "MeshShape":

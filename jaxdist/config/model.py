@@ -66,14 +66,26 @@ class ModelConfig:
     preset: str | None = None
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        ):
             limits.whole(f"model.{name}", getattr(self, name), 1)
         self._fill_heads()
         limits.whole("model.max_position_embeddings", self.max_position_embeddings, 1)
         limits.choice("model.norm", self.norm, NORMS)
         limits.number("model.rms_norm_eps", self.rms_norm_eps, above=0, below=1)
         limits.choice("model.mlp", self.mlp, MLPS)
-        for name in ("qkv_bias", "attention_output_bias", "mlp_bias", "qk_norm", "tie_word_embeddings"):
+        for name in (
+            "qkv_bias",
+            "attention_output_bias",
+            "mlp_bias",
+            "qk_norm",
+            "tie_word_embeddings",
+        ):
             limits.flag(f"model.{name}", getattr(self, name))
         if self.sliding_window is not None:
             limits.whole("model.sliding_window", self.sliding_window, 1)
@@ -103,7 +115,9 @@ class ModelConfig:
         head_dim = self.head_dim or self.hidden_size // heads
         limits.whole("model.head_dim", head_dim, 2)
         if head_dim % 2:
-            raise UsageError(f"model.head_dim={head_dim} must be even, because RoPE rotates pairs; choose {head_dim + 1}")
+            raise UsageError(
+                f"model.head_dim={head_dim} must be even, because RoPE rotates pairs; choose {head_dim + 1}"
+            )
         object.__setattr__(self, "num_key_value_heads", kv_heads)
         object.__setattr__(self, "head_dim", head_dim)
 

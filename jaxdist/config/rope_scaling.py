@@ -28,7 +28,9 @@ KINDS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ),
     ),
     "llama3": (
-        frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+        frozenset(
+            {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}
+        ),
         frozenset(),
     ),
     "longrope": (
@@ -45,7 +47,9 @@ def checked(scaling: Mapping[str, Any], head_dim: int) -> FrozenDict | None:
     wrong only on long texts, where nobody looks.
     """
     if not isinstance(scaling, Mapping):
-        raise UsageError(f"{NAME}={scaling!r} must be a mapping such as {{rope_type: linear, factor: 2.0}}")
+        raise UsageError(
+            f"{NAME}={scaling!r} must be a mapping such as {{rope_type: linear, factor: 2.0}}"
+        )
     fields = dict(scaling)
     kind = fields.pop("rope_type", None)
     legacy = fields.pop("type", kind)  # the field's name before transformers 4.43
@@ -58,7 +62,9 @@ def checked(scaling: Mapping[str, Any], head_dim: int) -> FrozenDict | None:
         if name not in required | optional:
             hint = did_you_mean(name, required | optional)
             allowed = ", ".join(sorted(required | optional))
-            raise UsageError(f"{NAME}.{name} is not a field of rope_type {kind} (it has {allowed}){hint}")
+            raise UsageError(
+                f"{NAME}.{name} is not a field of rope_type {kind} (it has {allowed}){hint}"
+            )
     missing = sorted(required - fields.keys())
     if missing:
         raise UsageError(f"{NAME} of rope_type {kind} needs {', '.join(missing)}")
@@ -78,7 +84,9 @@ def _check_field(name: str, value: Any, head_dim: int) -> None:
     if name in ("short_factor", "long_factor"):
         if not isinstance(value, (list, tuple)) or len(value) != head_dim // 2:
             given = len(value) if isinstance(value, (list, tuple)) else repr(value)
-            raise UsageError(f"{full} must list head_dim/2={head_dim // 2} numbers, one a frequency; got {given}")
+            raise UsageError(
+                f"{full} must list head_dim/2={head_dim // 2} numbers, one a frequency; got {given}"
+            )
         for item in value:
             limits.number(full, item, above=0)
     elif name == "truncate":

@@ -4,19 +4,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxdist.config import checks, limits
+from jaxdist.config.compute import ParallelConfig, PrecisionConfig
+from jaxdist.config.data import DataConfig
 from jaxdist.config.mesh_shape import MeshShape
 from jaxdist.config.model import ModelConfig
-from jaxdist.config.sections import (
-    CheckpointConfig,
-    DataConfig,
-    EvalConfig,
-    LogConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    ProfileConfig,
-    TrainConfig,
-)
+from jaxdist.config.output import CheckpointConfig, EvalConfig, LogConfig, ProfileConfig
+from jaxdist.config.training import OptimizerConfig, TrainConfig
 
 RESUME = ("auto", "must", "never")
 

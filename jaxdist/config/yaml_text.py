@@ -18,7 +18,9 @@ class _Loader(_BaseLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise UsageError(f"the key {key.value!r} stands twice (second time in line {key.start_mark.line + 1})")
+                raise UsageError(
+                    f"the key {key.value!r} stands twice (second time in line {key.start_mark.line + 1})"
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

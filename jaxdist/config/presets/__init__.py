@@ -12,7 +12,9 @@ from jaxdist.config.yaml_text import read_yaml
 def preset_names() -> tuple[str, ...]:
     """Names of all presets, sorted."""
     files = resources.files(__name__).iterdir()
-    return tuple(sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml")))
+    return tuple(
+        sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+    )
 
 
 def check_preset(name: Any) -> None:

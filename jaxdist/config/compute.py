@@ -1,0 +1,115 @@
+"""How a step is computed: laid over the mesh, and in which number formats."""
+
+from dataclasses import dataclass
+
+from jaxdist.config import limits
+from jaxdist.config.errors import UsageError, did_you_mean
+
+ZERO_STAGES = (0, 1, 2, 3)
+SCHEDULES = ("gpipe", "1f1b")
+# Names given by jaxdist/models; `dots` stands for the outputs of all seven products.
+SAVED_ACTIVATIONS = (
+    *("dots", "qkv", "attn_out", "mlp_hidden"),
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)
+POLICIES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # policy -> compute dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the step is laid over the mesh.
+
+    Attributes:
+        zero: What is sharded over dp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        schedule: Order of forward and backward passes over pp: 1f1b keeps few activations, gpipe all.
+        num_microbatches: Parts that a data-parallel rank's batch is cut into; gradients are accumulated.
+        remat: What the backward pass recomputes: none, full (all of a block), or all but a comma list
+            of activations to save: dots (matrix products), qkv, attn_out, mlp_hidden, q_proj, ...
+        sequence_parallel: Whether activations between blocks are sharded over tp along the sequence.
+        skip_bubbles: Whether idle pipeline slots skip their compute by a conditional; null: on CPU only.
+    """
+
+    zero: int = 1
+    schedule: str = "1f1b"
+    num_microbatches: int = 1
+    remat: str = "none"
+    sequence_parallel: bool = False
+    skip_bubbles: bool | None = None
+
+    def __post_init__(self):
+        limits.choice("parallel.zero", self.zero, ZERO_STAGES)
+        limits.choice("parallel.schedule", self.schedule, SCHEDULES)
+        limits.whole("parallel.num_microbatches", self.num_microbatches, 1)
+        limits.text("parallel.remat", self.remat)
+        for name in self.saved_activations:
+            if name not in SAVED_ACTIVATIONS:
+                raise UsageError(
+                    f"parallel.remat={self.remat!r}: {name!r} is none of none, full, or a comma list out of "
+                    f"{', '.join(SAVED_ACTIVATIONS)}{did_you_mean(name, ('none', 'full', *SAVED_ACTIVATIONS))}"
+                )
+        limits.flag("parallel.sequence_parallel", self.sequence_parallel)
+        if self.skip_bubbles is not None:
+            limits.flag("parallel.skip_bubbles", self.skip_bubbles)
+
+    @property
+    def saved_activations(self) -> tuple[str, ...]:
+        """The names in `remat` where it lists activations; empty for none and full."""
+        if self.remat in ("none", "full"):
+            return ()
+        return tuple(name.strip() for name in self.remat.split(","))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig:
+    """Number formats, by policy and, where one wants it otherwise, by role.
+
+    Attributes:
+        policy: fp32; bf16 or fp16: compute in it, everything else in fp32 (fp16 with a loss scale).
+        param_dtype: Of the master parameters; null takes the policy's (so for all roles).
+        compute_dtype: Of matrix products and activations.
+        reduce_dtype: In which gradients are accumulated and reduced over dp.
+        moment_dtype: Of the optimizer's moments.
+        loss_scale_init: First loss scale (fp16).
+        loss_scale_growth_interval: Steps without overflow after which the scale doubles.
+        loss_scale_hysteresis: Overflows that are borne before the scale is halved.
+        loss_scale_min: Floor of the scale.
+    """
+
+    policy: str = "bf16"
+    param_dtype: str | None = None
+    compute_dtype: str | None = None
+    reduce_dtype: str | None = None
+    moment_dtype: str | None = None
+    loss_scale_init: float = 65536.0
+    loss_scale_growth_interval: int = 2000
+    loss_scale_hysteresis: int = 2
+    loss_scale_min: float = 1.0
+
+    def __post_init__(self):
+        limits.choice("precision.policy", self.policy, tuple(POLICIES))
+        for role in ("param_dtype", "compute_dtype", "reduce_dtype", "moment_dtype"):
+            value = getattr(self, role)
+            if value is None:
+                continue
+            value = POLICIES.get(value, value)
+            limits.choice(f"precision.{role}", value, tuple(POLICIES.values()))
+            if value == "float16" and role in ("param_dtype", "moment_dtype"):
+                raise UsageError(
+                    f"precision.{role}=float16 loses updates below 6e-8; choose float32 or bfloat16 "
+                    f"(fp16 training keeps float32 masters)"
+                )
+            object.__setattr__(self, role, value)
+        limits.number("precision.loss_scale_min", self.loss_scale_min, above=0)
+        limits.number(
+            "precision.loss_scale_init",
+            self.loss_scale_init,
+            minimum=self.loss_scale_min,
+            maximum=2.0**24,
+        )
+        limits.whole("precision.loss_scale_growth_interval", self.loss_scale_growth_interval, 1)
+        limits.whole("precision.loss_scale_hysteresis", self.loss_scale_hysteresis, 1)
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether the compute dtype is float16, whose gradients underflow unscaled."""
+        return (self.compute_dtype or POLICIES[self.policy]) == "float16"
