@@ -1,0 +1,1 @@
+"""Mesh, sharding rules, schedules and the pipeline: the only room that holds collectives."""

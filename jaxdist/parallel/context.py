@@ -1,0 +1,51 @@
+"""The model's surroundings inside the pipeline: precision, attention and tp sharding constraints."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from jaxdist.config import MeshShape, ModelConfig
+from jaxdist.models.layers import Cache, Context
+from jaxdist.ops.attention import causal_attention
+from jaxdist.ops.dot import dot
+from jaxdist.parallel.sharding import Rules
+
+
+def training_context(
+    config: ModelConfig,
+    rules: Rules,
+    mesh: MeshShape,
+    segment_ids_BT: Array,
+    compute_dtype: DTypeLike,
+) -> Context:
+    """Causal attention within segments, activations sharded over tp by `rules`."""
+    num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+    constrain = rules.constrain if mesh.tp > 1 else lambda x, axes: x
+    heads = ("batch", "length", "heads", "head_dim")
+
+    def attend(
+        q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache
+    ) -> tuple[Array, Cache]:
+        if num_kv_heads % mesh.tp:
+            # Each member attends with its own query heads, so it takes a copy of their kv heads.
+            group = num_heads // num_kv_heads
+            k_BTKH, v_BTKH = (
+                constrain(jnp.repeat(x, group, axis=2), heads) for x in (k_BTKH, v_BTKH)
+            )
+        out_BTNH = causal_attention(
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
+            segment_ids=segment_ids_BT,
+            sliding_window=config.sliding_window,
+        )
+        return out_BTNH, cache
+
+    return Context(
+        dot=partial(dot, compute_dtype=compute_dtype),
+        attend=attend,
+        constrain=constrain,
+        compute_dtype=compute_dtype,
+    )

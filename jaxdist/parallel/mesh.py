@@ -1,0 +1,26 @@
+"""The device mesh: always the three axes ('dp', 'pp', 'tp'), size 1 included, so that one code
+path serves every degree of parallelism."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxdist.config import MeshShape
+from jaxdist.config.checks import too_few_devices
+
+AXES = ("dp", "pp", "tp")
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh over the first `shape.size` devices: tp innermost (inside a host), then pp, then dp.
+
+    Raises `UsageError` where there are fewer devices than the mesh needs.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = shape.resolve(len(devices))
+    if shape.size > len(devices):
+        raise too_few_devices(shape, len(devices), devices[0].platform)
+    grid = np.asarray(devices[: shape.size]).reshape(shape.dp, shape.pp, shape.tp)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)

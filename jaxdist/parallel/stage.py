@@ -1,0 +1,119 @@
+"""The layers of one pipeline stage, forward and backward, with the residuals kept by hand.
+
+Autodiff sees one layer at a time: `jax.vjp` of a layer gives its output and the leaves of its
+vjp closure. Leaves that are inputs again (the layer's parameters, RoPE tables, segment ids) are
+told by identity and dropped; the rest go into a ring, from which the backward rebuilds the
+closure. What a leaf is, is the remat policy's choice: everything, the layer's input alone, or
+some names between. Loops, collectives and gradient accumulation thus stay outside of autodiff.
+
+Shapes: L layers of this stage, R ring slots.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxdist.parallel.collectives import vary
+
+Tree = Any
+Layer = Callable[[Tree, Array, Tree], Array]  # (one layer's parameters, x, inputs) -> x
+Residuals = list[Array]  # each [R, L, ...]
+
+
+@dataclass(frozen=True)
+class _Closure:
+    """Static half of a layer's vjp closure: its tree, and which leaves are inputs (by position)."""
+
+    tree: Any
+    known: list[int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Runs a stage's layers; `parameters` is the stack [L, ...], whole or sharded over dp.
+
+    `gather` makes one layer's parameters whole (ZeRO-3), `scatter` takes one layer's gradients to
+    the shape of the accumulator (ZeRO-2 and 3: summed over dp and cut to the shard).
+    """
+
+    layer: Layer
+    parameters: Tree
+    num_layers: int
+    gather: Callable[[Tree], Tree]
+    scatter: Callable[[Tree], Tree]
+
+    def forward(
+        self, x: Array, inputs: Tree, residuals: Residuals, slot: Array, trips: Array | int
+    ) -> tuple[Array, Residuals]:
+        """Apply the layers, saving into ring slot `slot`; `trips` is `num_layers`, or 0 to idle."""
+
+        def body(index: Array, carry: tuple[Array, Residuals]) -> tuple[Array, Residuals]:
+            x, residuals = carry
+            x, saved, _ = self._linearize(self._at(index), x, inputs)
+            return x, [r.at[slot, index].set(s) for r, s in zip(residuals, saved, strict=True)]
+
+        return lax.fori_loop(0, trips, body, (x, residuals))
+
+    def forward_only(self, x: Array, inputs: Tree, trips: Array | int) -> Array:
+        """Apply the layers and save nothing."""
+        return lax.fori_loop(0, trips, lambda i, x: self.layer(self._at(i), x, inputs), x)
+
+    def backward(
+        self,
+        cotangent: Array,
+        inputs: Tree,
+        residuals: Residuals,
+        slot: Array,
+        trips: Array | int,
+        gradients: Tree,
+    ) -> tuple[Array, Tree]:
+        """Take `cotangent` back through the layers of ring slot `slot`, adding to `gradients`."""
+        closure = self._closure(cotangent, inputs)
+
+        def body(step: Array, carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
+            cotangent, gradients = carry
+            index = trips - 1 - step
+            parameters = self._at(index)
+            known, saved = jax.tree.leaves((parameters, inputs)), (r[slot, index] for r in residuals)
+            leaves = [next(saved) if k is None else known[k] for k in closure.known]
+            layer_gradients, cotangent = jax.tree.unflatten(closure.tree, leaves)(cotangent)
+            gradients = jax.tree.map(
+                lambda total, g: total.at[index].add(g.astype(total.dtype)),
+                gradients,
+                self.scatter(layer_gradients),
+            )
+            return cotangent, gradients
+
+        return lax.fori_loop(0, trips, body, (cotangent, gradients))
+
+    def empty_residuals(self, x: Array, inputs: Tree, num_slots: int) -> Residuals:
+        """Rings for the activations of `num_slots` microbatches shaped like `x`."""
+        saved = jax.eval_shape(lambda: self._linearize(self._at(0), x, inputs)[1])
+        return [
+            vary(jnp.zeros((num_slots, self.num_layers, *leaf.shape), leaf.dtype)) for leaf in saved
+        ]
+
+    def _at(self, index: Array | int) -> Tree:
+        stack = self.parameters
+        return self.gather(
+            jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), stack)
+        )
+
+    def _linearize(
+        self, parameters: Tree, x: Array, inputs: Tree
+    ) -> tuple[Array, list[Array], _Closure]:
+        y, vjp = jax.vjp(lambda p, x: self.layer(p, x, inputs), parameters, x)
+        leaves, tree = jax.tree.flatten(vjp)
+        inputs_by_id = {id(a): i for i, a in enumerate(jax.tree.leaves((parameters, inputs)))}
+        known = [inputs_by_id.get(id(leaf)) for leaf in leaves]
+        saved = [leaf for leaf, k in zip(leaves, known, strict=True) if k is None]
+        return y, saved, _Closure(tree, known)
+
+    def _closure(self, x: Array, inputs: Tree) -> _Closure:
+        found: list[_Closure] = []
+        jax.eval_shape(lambda: found.append(self._linearize(self._at(0), x, inputs)[2]))
+        return found[0]
