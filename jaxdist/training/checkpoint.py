@@ -1,0 +1,189 @@
+"""Checkpoints: the only module that knows orbax.
+
+A checkpoint `DIRECTORY/<step>` holds the state's arrays under the names of `tree_names` and a JSON
+object of the caller (config, data position ...). It appears under that name only once complete, so
+a killed save leaves nothing that a later run could take for one. Arrays are restored onto abstract
+targets with the shardings of today: mesh, ZeRO stage and process count may differ from the saver's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxdist.config import CheckpointConfig, UsageError
+from jaxdist.training.tree_names import named_leaves, tree_of
+
+
+class Checkpointer:
+    """Saves and restores the checkpoints of one directory.
+
+    `config` None opens an existing directory for reading only, which is safe beside a running
+    trainer. Errors of disk or content are `UsageError`s that name the directory. All processes
+    call the same methods in the same order.
+    """
+
+    def __init__(self, directory: str | Path, config: CheckpointConfig | None) -> None:
+        self.directory = Path(directory).absolute()
+        if config is None and not self.directory.is_dir():
+            raise UsageError(f"no checkpoint in {self.directory}: there is no such directory")
+        logging.getLogger("absl").addFilter(_not_from_orbax)
+        with self._clear_errors("could not be opened"):
+            self._manager = ocp.CheckpointManager(self.directory, options=_options(config))
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+        """Begins to save `state` (a pytree of arrays) and `extra` (JSON) as checkpoint `step`.
+
+        Returns once the arrays are copied, so that they may be donated; a save still running is
+        waited for first. A step that is there already is left as it is. Raises the error of this
+        or the save before, the newest complete checkpoint being untouched.
+        """
+        self.wait()
+        latest = self.latest_step()
+        if step in self._manager.all_steps():
+            return
+        assert latest is None or step > latest, f"step {step} saved after step {latest}"
+        with self._clear_errors(f"of step {step} could not be written"):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(_storable(named_leaves(state))),
+                    extra=ocp.args.JsonSave(dict(extra)),
+                ),
+                force=True,  # when to save is the loop's decision
+            )
+
+    def latest_step(self) -> int | None:
+        """Step of the newest complete checkpoint, None where there is none."""
+        return self._manager.latest_step()
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """The JSON object saved with checkpoint `step`; reads no arrays."""
+        with self._clear_errors(f"of step {step} could not be read"):
+            args = ocp.args.Composite(extra=ocp.args.JsonRestore())
+            return self._manager.restore(step, args=args).extra
+
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
+        """The state of checkpoint `step` with the tree, dtypes and shardings of `abstract_state`.
+
+        Its leaves are `jax.ShapeDtypeStruct`s or arrays; one without a sharding goes to the
+        default device. What the checkpoint holds beyond them is not read. Also returns `extra`.
+        """
+        return self._restore(step, abstract_state, prefix=""), self.extra(step)
+
+    def restore_params(self, step: int, abstract_params: Any) -> Any:
+        """`state.params` of checkpoint `step`, as `restore` does; nothing else is read."""
+        return self._restore(step, abstract_params, prefix="params/")
+
+    def discard(self) -> None:
+        """Deletes all checkpoints of the directory, for a run that starts anew in it."""
+        with self._clear_errors("could not be deleted"):
+            for step in self._manager.all_steps():
+                self._manager.delete(step)
+
+    def wait(self) -> None:
+        """Returns when no save is running; raises the error of one that failed."""
+        with self._clear_errors("could not be written"):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Waits for a running save, then lets go of the directory."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    def _restore(self, step: int, abstract: Any, prefix: str) -> Any:
+        named = {prefix + name: leaf for name, leaf in named_leaves(abstract).items()}
+        targets = _storable(named)
+        with self._clear_errors(f"of step {step} could not be read"):
+            self._check_shapes(step, targets)
+            args = ocp.args.PyTreeRestore(
+                targets,
+                restore_args={name: _restore_args(leaf) for name, leaf in targets.items()},
+                partial_restore=True,
+            )
+            stored = self._manager.restore(step, args=ocp.args.Composite(state=args)).state
+        values = {
+            name.removeprefix(prefix): _as_saved(stored[name], leaf) for name, leaf in named.items()
+        }
+        return tree_of(values, abstract)
+
+    def _check_shapes(self, step: int, targets: dict[str, Any]) -> None:
+        saved = self._manager.item_metadata(step)["state"].tree
+        for name, leaf in targets.items():
+            if name not in saved:
+                raise ValueError(
+                    f"it holds no {name}; it was saved with other settings of model, optimizer or "
+                    "precision"
+                )
+            if tuple(saved[name].shape) != tuple(leaf.shape):
+                raise ValueError(
+                    f"{name} has shape {tuple(saved[name].shape)}, not {tuple(leaf.shape)}; "
+                    "it was saved with another model"
+                )
+
+    @contextmanager
+    def _clear_errors(self, what: str) -> Iterator[None]:
+        """Turns any error of storage (orbax and tensorstore raise many types) into one line."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(f"checkpoint {what} in {self.directory}: {reason[:600]}") from error
+
+
+def _options(config: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
+    if config is None:
+        return ocp.CheckpointManagerOptions(read_only=True, create=False)
+    return ocp.CheckpointManagerOptions(
+        max_to_keep=config.keep_last,
+        keep_period=config.keep_every,
+        enable_async_checkpointing=config.asynchronous,
+        cleanup_tmp_directories=True,
+        prevent_write_metrics=True,
+        save_root_metadata=False,
+    )
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _storable(named: dict[str, Any]) -> dict[str, Any]:
+    """Typed PRNG keys as their uint32 words, all else as it is; abstract in, abstract out."""
+    return {name: _key_words(leaf) if _is_key(leaf) else leaf for name, leaf in named.items()}
+
+
+def _key_words(key: Any) -> Any:
+    if isinstance(key, jax.Array):
+        return jax.random.key_data(key)
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(key.shape, key.dtype))
+    return jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=key.sharding)
+
+
+def _as_saved(stored: Any, target: Any) -> Any:
+    if not _is_key(target):
+        return stored
+    return jax.random.wrap_key_data(stored, impl=target.dtype._impl)
+
+
+def _restore_args(target: Any) -> ocp.ArrayRestoreArgs:
+    sharding = target.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return ocp.ArrayRestoreArgs(
+        sharding=sharding, global_shape=target.shape, dtype=target.dtype, strict=True
+    )
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    """Orbax logs tracebacks of errors that are raised here anyway."""
+    return "orbax" not in record.pathname

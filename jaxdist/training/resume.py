@@ -1,0 +1,51 @@
+"""Which settings a run may change when it resumes, and which would make it another run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+# Sections or fields that define what is learned, and from which stream of tokens. The rest (mesh,
+# ZeRO, schedule, steps, learning rate, evaluation, logs ...) is the run's to change.
+_FIXED = (
+    "seed",
+    "model",
+    "data",
+    "train.global_batch_size",
+    "train.sequence_length",
+    "optimizer.name",
+)
+# A preset is a nickname for fields that are compared themselves; a cache holds nothing new.
+_FREE = ("model.preset", "data.cache_dir")
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """What was changed that must not be, one line each: `model.hidden_size: 64 saved, 128 asked`.
+
+    Both are configs as nested dicts (of `dataclasses.asdict` or JSON). A field that the saved one
+    does not know, being older, counts as unchanged.
+    """
+    before, now = _fields(saved), _fields(current)
+    return [
+        f"{name}: {before[name]} saved, {now[name]} asked"
+        for name in before
+        if name in now and _is_fixed(name) and before[name] != now[name]
+    ]
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`section.field` -> value, in JSON's terms, so that a tuple equals its stored list."""
+    flat: dict[str, Any] = {}
+    for section, value in json.loads(json.dumps(config)).items():
+        if isinstance(value, dict):
+            flat.update({f"{section}.{field}": v for field, v in value.items()})
+        else:
+            flat[section] = value
+    return flat
+
+
+def _is_fixed(name: str) -> bool:
+    return name not in _FREE and any(
+        name == fixed or name.startswith(f"{fixed}.") for fixed in _FIXED
+    )
