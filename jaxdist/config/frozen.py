@@ -1,14 +1,14 @@
 """A dict that cannot change, so that the dataclasses holding it stay hashable."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 
 class FrozenDict(dict):
     """A read-only, hashable dict; lists inside become tuples."""
 
-    def __init__(self, values: Mapping[str, Any]):
-        super().__init__({key: frozen(value) for key, value in values.items()})
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]]):
+        super().__init__({key: frozen(value) for key, value in dict(values).items()})
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))

@@ -1,0 +1,24 @@
+"""`python -m jaxdist.train`: train a model as a config says."""
+
+import sys
+from collections.abc import Sequence
+
+from jaxdist import platform
+from jaxdist.config import one_line_errors
+from jaxdist.config.command_line import parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, prepare the platform, train; returns the exit code."""
+    with one_line_errors():
+        config = parse(sys.argv[1:] if argv is None else argv, "jaxdist train")
+        if config.simulate:
+            platform.simulate_devices(config.mesh_shape.size)
+        # JAX is loaded here, after the platform is chosen and the config is known to be right.
+        from jaxdist.training.loop import run
+
+        return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
