@@ -19,10 +19,11 @@ class DataConfig:
     Attributes:
         sources: Each a path or a mapping of path and options. A path is a .txt, .jsonl or .parquet
             file (the first two also .gz), a glob, a folder, hf:NAME for a Hugging Face dataset,
-            `embedded` (the text inside the package), or `synthetic` (random tokens). Options: weight,
-            its part in the mixture (of every source, or of none: all rows are then shuffled
-            together); field, the text's name in jsonl and parquet (text); separator, a line that ends
-            a document of a .txt file (none: a file is a document); subset and split of a dataset.
+            `embedded` (the text inside the package), or `synthetic` (random tokens). Options:
+            weight, its part in the mixture (of every source, or of none: all rows are then
+            shuffled together); field, the text's name in jsonl and parquet (text); separator, a
+            line that ends a document of a .txt file (none: a file is a document); subset and
+            split of a dataset.
         tokenizer: bytes, or the path of a tokenizer.json, a SentencePiece model or a GGUF file.
         validation_fraction: Part of each source's tokens that is held back for validation.
         validation_sources: Sources like those above that are read for validation instead; nothing
@@ -64,7 +65,9 @@ def _checked_sources(name: str, given: Any) -> tuple[str | Mapping[str, Any], ..
     sources = tuple(_checked_source(name, source) for source in listed)
     if len(sources) > 1 and SYNTHETIC in map(source_path, sources):
         raise UsageError(f"{name}: {SYNTHETIC} cannot be mixed with other sources; name it alone")
-    weighted = [not isinstance(source, str) and source.get("weight") is not None for source in sources]
+    weighted = [
+        not isinstance(source, str) and source.get("weight") is not None for source in sources
+    ]
     if any(weighted) and not all(weighted):
         without = source_path(sources[weighted.index(False)])
         raise UsageError(f"{name}: {without} has no weight; give one to every source or to none")

@@ -1,0 +1,178 @@
+"""Where text comes from: files, folders, globs, Hugging Face datasets, the text in the package.
+
+A source yields its documents as `Part`s of bounded size, so that a file of many gigabytes is never
+held whole, and an `identity` that changes with its content, by which the tokenized form is kept on
+disk (`tokenized.py`).
+"""
+
+import glob
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxdist.config.errors import UsageError
+from jaxdist.data.readers import SUFFIXES, Part, no_field, read_file, text_of
+
+EMBEDDED, HUGGING_FACE = "embedded", "hf:"
+EMBEDDED_FOLDER = Path(__file__).with_name("embedded")
+
+
+class Source(ABC):
+    """Documents from one place.
+
+    Attributes:
+        name: What the user wrote, for messages.
+        identity: Changes when the documents do.
+    """
+
+    name: str
+    identity: str
+
+    @abstractmethod
+    def parts(self) -> Iterator[Part]:
+        """The documents' parts, always in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource(Source):
+    """Text, JSON-lines and parquet files, read in the order given.
+
+    Attributes:
+        files: The files; their paths, sizes and times of change are the identity.
+        field: Name of the text in JSON objects and parquet columns.
+        separator: A line that ends a document of a .txt file; None where a file is one document.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    field: str = "text"
+    separator: str | None = None
+
+    @property
+    def identity(self) -> str:  # type: ignore[override]
+        stats = [
+            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns)
+            for file in self.files
+        ]
+        return json.dumps(["files", stats, self.field, self.separator])
+
+    def parts(self) -> Iterator[Part]:
+        for file in self.files:
+            yield from read_file(file, self.field, self.separator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceSource(Source):
+    """A dataset of the `datasets` library: a name on the hub, or a folder made by `save_to_disk`.
+
+    Attributes:
+        name: The dataset's name or folder.
+        subset: The hub's configuration name; None for the default one.
+        split: Which split is read.
+        field: Column that holds the text.
+    """
+
+    name: str
+    subset: str | None = None
+    split: str = "train"
+    field: str = "text"
+
+    @property
+    def identity(self) -> str:  # type: ignore[override]
+        return json.dumps(["hugging face", self._dataset._fingerprint, self.field])
+
+    def parts(self) -> Iterator[Part]:
+        for i, row in enumerate(self._dataset.select_columns([self.field])):
+            yield Part(text_of(row[self.field], f"{self.name}: row {i + 1}", self.field), True)
+
+    @cached_property
+    def _dataset(self) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise UsageError(
+                f"data.sources: {self.name} needs the package datasets: pip install datasets"
+            ) from error
+        try:
+            if Path(self.name).expanduser().is_dir() and _is_saved_dataset(
+                Path(self.name).expanduser()
+            ):
+                loaded = datasets.load_from_disk(str(Path(self.name).expanduser()))
+                loaded = loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
+            else:
+                loaded = datasets.load_dataset(self.name, self.subset, split=self.split)
+        except (KeyError, ValueError, FileNotFoundError, ConnectionError) as error:
+            where = f"split {self.split!r}" + (f" of subset {self.subset!r}" if self.subset else "")
+            raise UsageError(
+                f"data.sources: cannot load {where} of the dataset {self.name}: {error}"
+            ) from error
+        if self.field not in loaded.column_names:
+            raise UsageError(no_field(self.name, self.field, loaded.column_names))
+        return loaded
+
+
+def resolve(entry: str | Mapping[str, Any]) -> Source:
+    """The source that an entry of `data.sources` names; `synthetic` is no text and not known here.
+
+    Raises UsageError where there is nothing to read, with the path.
+    """
+    options = {"path": entry} if isinstance(entry, str) else dict(entry)
+    path, field = options["path"], options.get("field") or "text"
+    separator, split, subset = (
+        options.get("separator"),
+        options.get("split") or "train",
+        options.get("subset"),
+    )
+    if path == EMBEDDED:
+        return FileSource(name=path, files=tuple(sorted(EMBEDDED_FOLDER.glob("*.txt"))))
+    if path.startswith(HUGGING_FACE):
+        return HuggingFaceSource(
+            name=path.removeprefix(HUGGING_FACE), subset=subset, split=split, field=field
+        )
+    place = Path(path).expanduser()
+    if place.is_dir() and _is_saved_dataset(place):
+        return HuggingFaceSource(name=path, subset=subset, split=split, field=field)
+    return FileSource(name=path, files=_files(path, place), field=field, separator=separator)
+
+
+def _files(path: str, place: Path) -> tuple[Path, ...]:
+    if place.is_file():
+        files = [place]
+        if not place.name.endswith(SUFFIXES):
+            raise UsageError(
+                f"data.sources: {path} is of no known kind; it must end in {', '.join(SUFFIXES)}"
+            )
+    elif place.is_dir():
+        files = [
+            file
+            for file in sorted(place.rglob("*"))
+            if file.is_file() and file.name.endswith(SUFFIXES)
+        ]
+        if not files:
+            raise UsageError(
+                f"data.sources: the folder {path} holds no file that ends in {', '.join(SUFFIXES)}"
+            )
+    elif glob.has_magic(path):
+        found = (Path(file) for file in sorted(glob.glob(str(place), recursive=True)))
+        files = [file for file in found if file.is_file() and file.name.endswith(SUFFIXES)]
+        if not files:
+            raise UsageError(
+                f"data.sources: nothing that ends in {', '.join(SUFFIXES)} matches {path}"
+            )
+    else:
+        raise UsageError(
+            f"data.sources: no file or folder {path}; a Hugging Face dataset is written "
+            f"{HUGGING_FACE}NAME, the text inside the package {EMBEDDED}"
+        )
+    for file in files:
+        with open(file, "rb"):  # unreadable ones are refused now, with their path
+            pass
+    return tuple(files)
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
