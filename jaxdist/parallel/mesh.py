@@ -24,3 +24,8 @@ def make_mesh(shape: MeshShape, devices: Sequence[jax.Device] | None = None) -> 
         raise too_few_devices(shape, len(devices), devices[0].platform)
     grid = np.asarray(devices[: shape.size]).reshape(shape.dp, shape.pp, shape.tp)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def shape_of(mesh: Mesh) -> MeshShape:
+    """The degrees of a mesh."""
+    return MeshShape(**mesh.shape)

@@ -64,19 +64,16 @@ class Layout:
         return P(*("dp" if dim == self.dp_dim else axis for dim, axis in enumerate(self.spec)))
 
 
-def layouts(tree: Tree, rules: Rules) -> Tree:
-    """A `Layout` for each array of a tree of `nnx.Param`s (concrete or abstract).
+def layouts(parameters: Tree, rules: Rules) -> Tree:
+    """A `Layout` for each array of a tree of `nnx.Param`s, concrete or abstract."""
+    nodes = jax.tree.leaves(parameters, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    axes = [P(*node.get_metadata("axes")) for node in nodes if jax.tree.leaves(node)]
+    return layouts_of(parameters, jax.tree.unflatten(jax.tree.structure(parameters), axes), rules)
 
-    Arrays without logical axes (an optimizer's step count) are replicated.
-    """
-    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    found = []
-    for leaf in jax.tree.leaves(tree, is_leaf=is_variable):
-        for array in jax.tree.leaves(leaf):
-            axes = leaf.get_metadata().get("axes") if is_variable(leaf) else None
-            fits = axes is not None and len(axes) == len(array.shape)
-            found.append(_layout(array.shape, axes if fits else (None,) * len(array.shape), rules))
-    return jax.tree.unflatten(jax.tree.structure(tree), found)
+
+def layouts_of(tree: Tree, axes: Tree, rules: Rules) -> Tree:
+    """A `Layout` for each array of `tree`, whose logical axes `axes` spells as PartitionSpecs."""
+    return jax.tree.map(lambda a, logical: _layout(a.shape, tuple(logical), rules), tree, axes)
 
 
 def _layout(shape: tuple[int, ...], axes: tuple[str | None, ...], rules: Rules) -> Layout:

@@ -1,0 +1,41 @@
+"""Several processes: join them before a device is touched, and tell who speaks.
+
+JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment describe the
+group; without them a run is one process.
+"""
+
+import os
+
+import jax
+
+from jaxdist.config import UsageError
+
+_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def start() -> None:
+    """Join the group that the environment describes; does nothing where it describes none.
+
+    Raises `UsageError` where only a part of the variables is set or a number is not one.
+    """
+    values = {name: os.environ.get(name) for name in _VARIABLES}
+    missing = [name for name, value in values.items() if not value]
+    if len(missing) == len(_VARIABLES):
+        return
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} not set, though {', '.join(set(_VARIABLES) - set(missing))} is; "
+            "set all three for a run of several processes, or none"
+        )
+    address, count, index = values.values()
+    if not (str(count).isdigit() and str(index).isdigit() and int(str(index)) < int(str(count))):
+        raise UsageError(
+            f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count} must be whole numbers with "
+            "0 <= id < processes"
+        )
+    jax.distributed.initialize(address, int(str(count)), int(str(index)))
+
+
+def is_first_process() -> bool:
+    """Whether this process writes logs and metrics for all."""
+    return jax.process_index() == 0

@@ -1,0 +1,112 @@
+"""Everything a run is made of, built from its config before the first step.
+
+Order matters: whatever can be refused is refused before a file is written or a step compiled.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from jaxdist.config import MeshShape, RunConfig
+from jaxdist.config.checks import check_mesh
+from jaxdist.parallel.mesh import make_mesh, shape_of
+from jaxdist.parallel.pipeline import Pipeline
+from jaxdist.parallel.schedule import SCHEDULES
+from jaxdist.precision import Policy
+from jaxdist.training.batches import abstract_batch
+from jaxdist.training.optimizer import make_optimizer
+from jaxdist.training.state import StateLayout, TrainState, initial_state
+from jaxdist.training.step import Batch, make_eval_step, make_train_step
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run's mesh, pipeline, optimizer and compiled steps; nothing is compiled until asked for.
+
+    Raises `UsageError` where the devices do not carry the mesh or the mesh does not fit the model.
+    """
+
+    config: RunConfig
+    mesh: Mesh
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Setup":
+        """Build the mesh over the devices there are."""
+        mesh = make_mesh(config.mesh_shape)
+        check_mesh(config, shape_of(mesh))
+        return cls(config, mesh)
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """The mesh's degrees, with -1 filled in."""
+        return shape_of(self.mesh)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The run's dtypes."""
+        return Policy.from_config(self.config.precision)
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The run's optimizer."""
+        return make_optimizer(self.config.optimizer, self.config.train.steps, self.policy)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The model on the mesh."""
+        parallel = self.config.parallel
+        schedule = SCHEDULES[parallel.schedule](self.mesh_shape.pp, parallel.num_microbatches)
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        skip = on_cpu if parallel.skip_bubbles is None else parallel.skip_bubbles
+        return Pipeline(
+            model=self.config.model,
+            parallel=parallel,
+            mesh=self.mesh_shape,
+            schedule=schedule,
+            compute_dtype=self.policy.compute_dtype,
+            reduce_dtype=self.policy.reduce_dtype,
+            skip_bubbles=skip,
+        )
+
+    @cached_property
+    def layout(self) -> StateLayout:
+        """Where each array of the state lives."""
+        return StateLayout.of(self.config, self.policy, self.optimizer, self.pipeline.rules)
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step, born in its shards."""
+        init = lambda: initial_state(self.config, self.policy, self.optimizer)  # noqa: E731
+        with jax.set_mesh(self.mesh):
+            return jax.jit(init, out_shardings=self.layout.shardings(self.mesh))()
+
+    def abstract_batch(self) -> Batch:
+        """Shapes and shardings of a global batch."""
+        train = self.config.train
+        return abstract_batch(
+            self.mesh,
+            self.config.parallel.num_microbatches,
+            train.global_batch_size,
+            train.sequence_length,
+        )
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """The step `(state, batch) -> (state, metrics)`; donates the state."""
+        step = make_train_step(self.config, self.policy, self.pipeline, self.optimizer, self.layout)
+        state = self.layout.target(self.mesh)
+        with jax.set_mesh(self.mesh):
+            jitted = jax.jit(
+                step,
+                donate_argnums=0,
+                out_shardings=(self.layout.shardings(self.mesh), None),
+            )
+            return jitted.lower(state, self.abstract_batch()).compile()
+
+    def compile_eval_step(self) -> jax.stages.Compiled:
+        """The step `(params, batch) -> sums`."""
+        params = self.layout.target(self.mesh).params
+        with jax.set_mesh(self.mesh):
+            step = jax.jit(make_eval_step(self.pipeline))
+            return step.lower(params, self.abstract_batch()).compile()
