@@ -28,6 +28,7 @@ from jaxdist.parallel.collectives import all_gather, psum, reduce_scatter, ring_
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.schedule import IDLE, Phase, Schedule, forward_only
 from jaxdist.parallel.sharding import Layout, Rules, gradient_specs, layouts, only, parameter_specs
+from jaxdist.parallel.stacks import read, write
 from jaxdist.parallel.stage import Residuals, Stage
 from jaxdist.parallel.vocabulary import (
     Scored,
@@ -53,7 +54,7 @@ class Microbatches:
     def at(self, index: Array) -> "Microbatches":
         """One microbatch, [B, T]; an IDLE index gives some microbatch, whose result is unused."""
         index = jnp.maximum(index, 0)
-        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), self)
+        return jax.tree.map(lambda a: read(a, index), self)
 
 
 @jax.tree_util.register_dataclass
@@ -175,7 +176,7 @@ class _Region:
         down, up = carry.activation, carry.cotangent
         forward = self._slot(schedule.forward, tick)
         backward = self._slot(schedule.backward, tick)
-        slots = vary(jnp.asarray(schedule.residual_slots))[self.index]
+        slots = read(vary(jnp.asarray(schedule.residual_slots)), self.index)
         residuals, gradients, loss, waiting = (
             carry.residuals,
             carry.gradients,
@@ -186,18 +187,18 @@ class _Region:
         if phase.has_forward:
             x = self._first_input(schedule, tick, down)
             inputs = self._inputs(self.microbatches.at(forward))
-            slot = slots[jnp.maximum(forward, 0)]
+            slot = read(slots, jnp.maximum(forward, 0))
             down, residuals = self.stage.forward(x, inputs, residuals, slot, self._trips(forward))
         if phase.has_score:
             scored, gradients = self._score(schedule, tick, down, gradients)
             loss += scored.loss
             if waiting is not None:
-                place = jnp.asarray(schedule.score)[tick]
-                waiting = waiting.at[place].set(vary(scored.cotangent))
+                place = read(jnp.asarray(schedule.score), tick)
+                waiting = write(waiting, vary(scored.cotangent), place)
         if phase.has_backward:
             up = self._last_cotangent(up, scored, waiting, backward)
             inputs = self._inputs(self.microbatches.at(backward))
-            slot = slots[jnp.maximum(backward, 0)]
+            slot = read(slots, jnp.maximum(backward, 0))
             up, layers = self.stage.backward(
                 up, inputs, residuals, slot, self._trips(backward), gradients.layers
             )
@@ -243,7 +244,7 @@ class _Region:
         return rope_table(self.pipeline.model, microbatch.positions), microbatch.segment_ids
 
     def _slot(self, table: Any, tick: Array) -> Array:
-        return vary(jnp.asarray(table))[tick, self.index]
+        return read(vary(jnp.asarray(table)), tick, self.index)
 
     def _trips(self, microbatch: Array) -> Array | int:
         """Layers to run: all of them, or none in a bubble (which else computes garbage)."""
@@ -252,13 +253,13 @@ class _Region:
         return jnp.where(microbatch != IDLE, self.stage.num_layers, 0)
 
     def _first_input(self, schedule: Schedule, tick: Array, arrived: Array) -> Array:
-        microbatch = self.microbatches.at(jnp.asarray(schedule.forward)[tick, 0])
+        microbatch = self.microbatches.at(read(jnp.asarray(schedule.forward), tick, 0))
         table = self._gather_leaf("embed_tokens")
         embedded = self.vocabulary.embed(table, microbatch.tokens)
         return jnp.where(self.index == 0, vary(embedded), arrived)
 
     def _scored(self, schedule: Schedule, tick: Array, x: Array, with_gradients: bool) -> Scored:
-        microbatch = self.microbatches.at(jnp.asarray(schedule.score)[tick])
+        microbatch = self.microbatches.at(read(jnp.asarray(schedule.score), tick))
         norm = self._gather(self.layouts.norm, self.norm)
         return self.vocabulary.score(
             norm,
@@ -281,7 +282,7 @@ class _Region:
         self, arrived: Array, scored: Scored | None, waiting: Array | None, backward: Array
     ) -> Array:
         if waiting is not None:
-            own = waiting[jnp.maximum(backward, 0)]
+            own = read(waiting, jnp.maximum(backward, 0))
         elif scored is not None:
             own = vary(scored.cotangent)
         else:
@@ -291,7 +292,7 @@ class _Region:
     def _embed_backward(
         self, schedule: Schedule, tick: Array, cotangent: Array, gradients: Tree
     ) -> Tree:
-        backward = jnp.asarray(schedule.backward)[tick, 0]
+        backward = read(jnp.asarray(schedule.backward), tick, 0)
         cotangent = first_stage_to_all(
             jnp.where(backward != IDLE, cotangent, jnp.zeros_like(cotangent)), self.residual_spec
         )

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxdist.parallel.collectives import vary
+from jaxdist.parallel.stacks import read, write
 
 Tree = Any
 Layer = Callable[[Tree, Array, Tree], Array]  # (one layer's parameters, x, inputs) -> x
@@ -54,7 +55,9 @@ class Stage:
         def body(index: Array, carry: tuple[Array, Residuals]) -> tuple[Array, Residuals]:
             x, residuals = carry
             x, saved, _ = self._linearize(self._at(index), x, inputs)
-            return x, [r.at[slot, index].set(s) for r, s in zip(residuals, saved, strict=True)]
+            return x, [
+                write(r, s, slot, index) for r, s in zip(residuals, saved, strict=True)
+            ]
 
         return lax.fori_loop(0, trips, body, (x, residuals))
 
@@ -78,11 +81,11 @@ class Stage:
             cotangent, gradients = carry
             index = trips - 1 - step
             parameters = self._at(index)
-            known, saved = jax.tree.leaves((parameters, inputs)), (r[slot, index] for r in residuals)
+            known, saved = jax.tree.leaves((parameters, inputs)), (read(r, slot, index) for r in residuals)
             leaves = [next(saved) if k is None else known[k] for k in closure.known]
             layer_gradients, cotangent = jax.tree.unflatten(closure.tree, leaves)(cotangent)
             gradients = jax.tree.map(
-                lambda total, g: total.at[index].add(g.astype(total.dtype)),
+                lambda total, g: write(total, read(total, index) + g.astype(total.dtype), index),
                 gradients,
                 self.scatter(layer_gradients),
             )
@@ -98,10 +101,7 @@ class Stage:
         ]
 
     def _at(self, index: Array | int) -> Tree:
-        stack = self.parameters
-        return self.gather(
-            jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), stack)
-        )
+        return self.gather(jax.tree.map(lambda a: read(a, index), self.parameters))
 
     def _linearize(
         self, parameters: Tree, x: Array, inputs: Tree
