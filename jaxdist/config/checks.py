@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def check_run(config: "RunConfig") -> None:
     """Refuse a config whose sections cannot work together.
 
-    Axes that are -1 are not looked at here; `check_mesh` is to be called again with the resolved mesh.
+    Axes that are -1 are not looked at here; `check_mesh` is to be called with the resolved mesh.
     """
     mesh = config.mesh_shape
     if config.simulate and not mesh.is_resolved:
@@ -28,15 +28,17 @@ def check_run(config: "RunConfig") -> None:
     check_mesh(config, mesh)
     _check_length(config.model, config.train)
     _check_schedule(config.optimizer, config.train)
-    if config.eval.every is not None and config.data.validation_fraction == 0:
+    held_back = config.data.validation_fraction > 0 or config.data.validation_sources
+    if config.eval.every is not None and not held_back:
         raise UsageError(
             "eval.every is set but data.validation_fraction=0 holds no text back; "
-            "set --data.validation_fraction 0.05 or --eval.every null"
+            "set --data.validation_fraction 0.05, or --eval.every null"
         )
     traced = config.profile.first_and_last
     if traced and traced[1] > config.train.steps:
         raise UsageError(
-            f"profile.steps={config.profile.steps} ends past train.steps={config.train.steps}"
+            f"profile.steps={config.profile.steps} ends past train.steps={config.train.steps}; "
+            f"choose steps within the run"
         )
 
 
@@ -47,10 +49,11 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
     _check_pipeline(config.model, pp)
     _check_vocabulary(config.model, pp, tp)
     _check_batch(config.train, config.parallel, dp)
-    if config.parallel.sequence_parallel and config.train.sequence_length % tp:
+    length = config.train.sequence_length
+    if config.parallel.sequence_parallel and length % tp:
         raise UsageError(
-            f"train.sequence_length={config.train.sequence_length} is not divisible by tp={tp}, which "
-            f"parallel.sequence_parallel asks for; choose {_next_multiple(config.train.sequence_length, tp)} or turn it off"
+            f"train.sequence_length={length} is not divisible by tp={tp}, as sequence_parallel "
+            f"asks; choose {_next_multiple(length, tp)}, or --parallel.sequence_parallel false"
         )
 
 
@@ -81,8 +84,8 @@ def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
         raise UsageError(f"num_attention_heads={heads} is not divisible by tp={tp}; {choose}")
     if kv_heads % tp and tp % kv_heads:
         raise UsageError(
-            f"num_key_value_heads={kv_heads} and tp={tp}: neither divides the other, so they can be neither split "
-            f"nor repeated; {choose}"
+            f"num_key_value_heads={kv_heads} and tp={tp}: neither divides the other, so they can "
+            f"be neither split nor repeated; {choose}"
         )
     raise UsageError(
         f"intermediate_size={model.intermediate_size} is not divisible by tp={tp}; {choose}"
@@ -93,7 +96,8 @@ def _check_pipeline(model: ModelConfig, pp: int) -> None:
     layers = model.num_hidden_layers
     if layers % pp:
         raise UsageError(
-            f"num_hidden_layers={layers} is not divisible by pp={pp}; choose pp from {_listed(_divisors(layers))}"
+            f"num_hidden_layers={layers} is not divisible by pp={pp}; "
+            f"choose pp from {_listed(_divisors(layers))}"
         )
 
 
@@ -113,17 +117,17 @@ def _check_batch(train: TrainConfig, parallel: ParallelConfig, dp: int) -> None:
         below, above = batch // parts * parts, _next_multiple(batch, parts)
         sizes = f"{below} or {above}" if below else str(above)
         raise UsageError(
-            f"train.global_batch_size={batch} is not divisible by dp={dp} x num_microbatches={microbatches} = {parts}; "
-            f"choose {sizes}"
+            f"train.global_batch_size={batch} is not divisible by "
+            f"dp={dp} x num_microbatches={microbatches} = {parts}; choose {sizes}"
         )
 
 
 def _check_length(model: ModelConfig, train: TrainConfig) -> None:
     if train.sequence_length > model.max_sequence_length:
         raise UsageError(
-            f"train.sequence_length={train.sequence_length} is longer than the model's positions "
-            f"({model.max_sequence_length}); choose at most that, raise --model.max_position_embeddings, "
-            f"or set --model.rope_scaling"
+            f"train.sequence_length={train.sequence_length} is longer than the model's "
+            f"{model.max_sequence_length} positions; choose at most that, raise "
+            f"--model.max_position_embeddings, or set --model.rope_scaling"
         )
 
 
@@ -132,24 +136,13 @@ def _check_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> None:
     decay = (optimizer.decay_steps or 0) if optimizer.schedule == "wsd" else 0
     if warmup > train.steps:
         raise UsageError(
-            f"optimizer.warmup_steps={warmup} is more than train.steps={train.steps}, so the peak is never reached; "
-            f"choose at most {train.steps}, or null for 5 % of the steps"
+            f"optimizer.warmup_steps={warmup} is more than train.steps={train.steps}, so the peak "
+            f"is never reached; choose at most {train.steps}, or null for 5 % of the steps"
         )
     if warmup + decay > train.steps:
         raise UsageError(
-            f"optimizer.warmup_steps={warmup} and decay_steps={decay} overlap within train.steps={train.steps}; "
-            f"choose decay_steps of at most {train.steps - warmup}"
-        )
-
-
-def check_vocabulary_holds(
-    model: ModelConfig, tokenizer_name: str, tokenizer_vocab_size: int
-) -> None:
-    """Refuse a tokenizer whose ids reach past the model's embedding."""
-    if tokenizer_vocab_size > model.vocab_size:
-        raise UsageError(
-            f"the tokenizer {tokenizer_name} has {tokenizer_vocab_size} tokens, more than model.vocab_size="
-            f"{model.vocab_size}; set --model.vocab_size {tokenizer_vocab_size} or choose another --data.tokenizer"
+            f"optimizer.warmup_steps={warmup} and decay_steps={decay} do not fit into "
+            f"train.steps={train.steps}; choose decay_steps of at most {train.steps - warmup}"
         )
 
 

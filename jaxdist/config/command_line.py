@@ -82,8 +82,7 @@ def _add(group: Any, key: Key) -> None:
     several: dict[str, Any] = {}
     if key.is_flag:
         several = {"nargs": "?", "const": True}
-    elif key.path == "data.sources":
-        # Each argument is one source: a path, or {path: P, weight: W, field: F}.
+    elif key.is_list:
         hint, several = str | dict, {"nargs": "+"}
     group.add_argument(
         key.option,

@@ -20,13 +20,18 @@ class ParallelConfig:
     """How the step is laid over the mesh.
 
     Attributes:
-        zero: What is sharded over dp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
-        schedule: Order of forward and backward passes over pp: 1f1b keeps few activations, gpipe all.
-        num_microbatches: Parts that a data-parallel rank's batch is cut into; gradients are accumulated.
-        remat: What the backward pass recomputes: none, full (all of a block), or all but a comma list
-            of activations to save: dots (matrix products), qkv, attn_out, mlp_hidden, q_proj, ...
-        sequence_parallel: Whether activations between blocks are sharded over tp along the sequence.
-        skip_bubbles: Whether idle pipeline slots skip their compute by a conditional; null: on CPU only.
+        zero: What is sharded over dp: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
+            parameters.
+        schedule: Order of forward and backward passes over pp: 1f1b keeps few activations, gpipe
+            all.
+        num_microbatches: Parts that a data-parallel rank's batch is cut into; their gradients are
+            added up.
+        remat: What the backward pass recomputes: none, full (all of a block), or all but a comma
+            list of activations to save: dots (matrix products), qkv, attn_out, mlp_hidden, ...
+        sequence_parallel: Whether activations between blocks are sharded over tp along the
+            sequence.
+        skip_bubbles: Whether idle pipeline slots skip their compute by a conditional; null: on the
+            CPU only.
     """
 
     zero: int = 1
@@ -43,9 +48,10 @@ class ParallelConfig:
         limits.text("parallel.remat", self.remat)
         for name in self.saved_activations:
             if name not in SAVED_ACTIVATIONS:
+                hint = did_you_mean(name, ("none", "full", *SAVED_ACTIVATIONS))
                 raise UsageError(
-                    f"parallel.remat={self.remat!r}: {name!r} is none of none, full, or a comma list out of "
-                    f"{', '.join(SAVED_ACTIVATIONS)}{did_you_mean(name, ('none', 'full', *SAVED_ACTIVATIONS))}"
+                    f"parallel.remat={self.remat!r}: {name!r} is not known; choose none, full, or "
+                    f"a comma list out of {', '.join(SAVED_ACTIVATIONS)}{hint}"
                 )
         limits.flag("parallel.sequence_parallel", self.sequence_parallel)
         if self.skip_bubbles is not None:
@@ -95,8 +101,8 @@ class PrecisionConfig:
             limits.choice(f"precision.{role}", value, tuple(POLICIES.values()))
             if value == "float16" and role in ("param_dtype", "moment_dtype"):
                 raise UsageError(
-                    f"precision.{role}=float16 loses updates below 6e-8; choose float32 or bfloat16 "
-                    f"(fp16 training keeps float32 masters)"
+                    f"precision.{role}=float16 loses updates below 6e-8; choose float32 or "
+                    f"bfloat16 (fp16 training keeps float32 masters)"
                 )
             object.__setattr__(self, role, value)
         limits.number("precision.loss_scale_min", self.loss_scale_min, above=0)

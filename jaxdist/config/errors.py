@@ -27,7 +27,8 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
         return max(whole, part - 0.01)  # at a tie the section that was written wins
 
     scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
-    return [candidate for value, candidate in scored[:count] if value >= 0.6]
+    floor = max(0.6, scored[0][0] - 0.1) if scored else 0
+    return [candidate for value, candidate in scored[:count] if value >= floor]
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

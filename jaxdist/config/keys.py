@@ -1,15 +1,21 @@
 """The keys of a run's config, read off its dataclasses: names, types and what they mean."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import docstring_parser
 
 from jaxdist.config.run import RunConfig
 
-_KINDS = {int: "a whole number (int)", float: "a number (float)", bool: "true or false", str: "text"}
+_KINDS = {
+    int: "a whole number (int)",
+    float: "a finite number (float)",
+    bool: "true or false",
+    str: "text",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +50,15 @@ class Key:
         return bool in (self.hint, *get_args(self.hint))
 
     @property
+    def is_list(self) -> bool:
+        """Whether the option takes one or more values: paths, or mappings of path and options."""
+        return get_origin(self.hint) is Sequence
+
+    @property
     def kind(self) -> str:
         """The type in words: `a whole number (int) or null`."""
+        if self.is_list:
+            return "paths, or mappings of path and options"
         hints = get_args(self.hint) if NoneType in get_args(self.hint) else (self.hint,)
         words = [_KINDS.get(hint, "a mapping") for hint in hints if hint is not NoneType]
         return " or ".join(words + (["null"] if NoneType in hints else []))

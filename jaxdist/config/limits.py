@@ -28,11 +28,11 @@ def number(
     above: float | None = None,
     below: float | None = None,
 ) -> None:
-    """`value` is a finite float within [minimum, maximum], greater than `above`, less than `below`."""
+    """`value` is finite, within [minimum, maximum], greater than `above`, less than `below`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name}={value!r} must be a number (float)")
     if not math.isfinite(value):
-        raise UsageError(f"{name}={value} must be a finite number")
+        raise UsageError(f"{name}={value} must be a finite number (float)")
     too_low = (minimum is not None and value < minimum) or (above is not None and value <= above)
     too_high = (maximum is not None and value > maximum) or (below is not None and value >= below)
     if too_low or too_high:

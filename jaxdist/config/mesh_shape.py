@@ -82,8 +82,8 @@ class MeshShape:
         axis = AXES[self.degrees.index(-1)]
         if num_devices < fixed or num_devices % fixed:
             raise UsageError(
-                f"mesh {self}: {num_devices} devices are not a multiple of {fixed}, so {axis}=-1 cannot be filled; "
-                f"choose degrees whose product divides {num_devices}"
+                f"mesh {self}: {num_devices} devices are not a multiple of {fixed}, so {axis}=-1 "
+                f"cannot be filled; choose degrees whose product divides {num_devices}"
             )
         return replace(self, **{axis: num_devices // fixed})
 

@@ -34,7 +34,8 @@ class ModelConfig:
         qk_norm: Whether q and k pass an RMSNorm over head_dim before RoPE (Qwen3).
         sliding_window: Number of latest tokens a token attends to, itself included; null for all.
         rope_theta: Base of the RoPE frequencies.
-        rope_scaling: Hugging Face's dict: rope_type linear, dynamic, yarn, llama3 or longrope and its fields.
+        rope_scaling: Hugging Face's dict: rope_type linear, dynamic, yarn, llama3 or longrope, and
+            the fields of that kind.
         tie_word_embeddings: Whether the head is the embedding table.
         initializer_range: Standard deviation of the initial weights.
         vocab_multiple: The embedding's rows are padded to a multiple of this. It does not depend
@@ -104,19 +105,20 @@ class ModelConfig:
         if heads % kv_heads:
             fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
             raise UsageError(
-                f"model.num_key_value_heads={kv_heads} does not divide num_attention_heads={heads}; "
-                f"choose it from {fitting}"
+                f"model.num_key_value_heads={kv_heads} does not divide "
+                f"num_attention_heads={heads}; choose it from {fitting}"
             )
         if not self.head_dim and self.hidden_size % heads:
             raise UsageError(
-                f"model.hidden_size={self.hidden_size} is not divisible by num_attention_heads={heads}; "
-                f"choose other numbers or set --model.head_dim"
+                f"model.hidden_size={self.hidden_size} is not divisible by "
+                f"num_attention_heads={heads}; choose other numbers or set --model.head_dim"
             )
         head_dim = self.head_dim or self.hidden_size // heads
         limits.whole("model.head_dim", head_dim, 2)
         if head_dim % 2:
             raise UsageError(
-                f"model.head_dim={head_dim} must be even, because RoPE rotates pairs; choose {head_dim + 1}"
+                f"model.head_dim={head_dim} must be even, because RoPE rotates pairs; "
+                f"choose {head_dim + 1}"
             )
         object.__setattr__(self, "num_key_value_heads", kv_heads)
         object.__setattr__(self, "head_dim", head_dim)

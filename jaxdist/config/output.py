@@ -66,7 +66,8 @@ class ProfileConfig:
         )
         if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
             raise UsageError(
-                f"profile.steps={self.steps!r} must be FIRST:LAST with 1 <= FIRST <= LAST, such as 10:12"
+                f"profile.steps={self.steps!r} must be FIRST:LAST with 1 <= FIRST <= LAST, "
+                f"such as 10:12"
             )
 
     @property

@@ -16,7 +16,8 @@ class OptimizerConfig:
     Attributes:
         name: adamw, adam, lion, adafactor, sgd, or muon (for matrices; adamw for the rest).
         learning_rate: The schedule's peak.
-        schedule: After the warm-up: constant, linear, cosine, or wsd (constant, then a final decay).
+        schedule: After the warm-up: constant, linear, cosine, or wsd (constant, then a final
+            decay).
         warmup_steps: Steps in which the rate rises linearly from 0; null takes 5 % of train.steps.
         decay_steps: Steps of wsd's final decay; null takes 10 % of train.steps.
         min_learning_rate_ratio: Where a decaying schedule ends, as a part of the peak.
@@ -72,7 +73,8 @@ class TrainConfig:
         stop_after: End the run after this step, as if interrupted; null: at `steps`.
         global_batch_size: Sequences in a step, over all devices.
         sequence_length: Tokens in a sequence.
-        on_nonfinite: What to do at a NaN or inf in the loss or the gradients: stop, or skip the step.
+        on_nonfinite: What to do at a NaN or inf in the loss or the gradients: stop, or skip the
+            step.
     """
 
     steps: int = 1000
@@ -87,7 +89,8 @@ class TrainConfig:
             limits.whole("train.stop_after", self.stop_after, 1)
             if self.stop_after > self.steps:
                 raise UsageError(
-                    f"train.stop_after={self.stop_after} is past train.steps={self.steps}; choose at most {self.steps}"
+                    f"train.stop_after={self.stop_after} is past train.steps={self.steps}; "
+                    f"choose at most {self.steps}"
                 )
         limits.whole("train.global_batch_size", self.global_batch_size, 1)
         limits.whole("train.sequence_length", self.sequence_length, 2)

@@ -10,7 +10,8 @@ from jaxdist.config.errors import UsageError
 # libyaml is ten times faster than the pure Python reader.
 _BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# The core schema of YAML 1.2. By YAML 1.1, PyYAML's, `1e-3` is text, `10:12` is 612 and `no` is false.
+# The core schema of YAML 1.2. By YAML 1.1, which is PyYAML's, `1e-3` is text, `10:12` is 612 and
+# `no` is false.
 _SCALARS = {
     "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),

@@ -1,0 +1,80 @@
+"""The process before JAX starts: simulated devices, the allocator, the compilation cache.
+
+JAX reads its environment when it is imported and its flags when it first looks for devices, so
+these are called by the doors, early. No JAX is imported here unless it already is.
+"""
+
+import ctypes
+import os
+import re
+import resource
+import sys
+from pathlib import Path
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+
+# Parameters of glibc's mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
+_LARGEST = 2**31 - 1  # mallopt takes an int
+
+
+def simulate_devices(num_devices: int) -> None:
+    """Let the CPU stand in for `num_devices` devices, and leave accelerators alone.
+
+    The devices share the cores: what is simulated is the program, not the speed.
+
+    Raises:
+        RuntimeError: JAX has already looked for its devices.
+    """
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", num_devices)
+        jax.config.update("jax_platforms", "cpu")
+        return
+    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = " ".join([*flags.split(), f"{_DEVICE_COUNT}={num_devices}"])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
+
+
+def keep_freed_memory() -> bool:
+    """Keep memory that is freed instead of giving it back to the system; for the CPU platform only.
+
+    A training step frees and takes the same large buffers again and again. By default glibc maps
+    each anew, and the kernel clears it page by page, which costs a quarter of a step's time.
+    With one arena a buffer that one thread frees serves the next, whichever thread asks.
+
+    Returns:
+        Whether it was done: false where the C library is not glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # Windows, macOS, musl
+        return False
+    done = mallopt(_M_MMAP_THRESHOLD, _LARGEST) or mallopt(_M_MMAP_MAX, 0)
+    return bool(done and mallopt(_M_TRIM_THRESHOLD, _LARGEST) and mallopt(_M_ARENA_MAX, 1))
+
+
+def compilation_cache(directory: str | Path | None = None) -> Path:
+    """Keep compiled programs on disk, so that a restarted run does not compile again.
+
+    JAX_COMPILATION_CACHE_DIR in the environment wins over `directory`, whose default is
+    $XDG_CACHE_HOME/jaxdist/xla, or ~/.cache/jaxdist/xla. Returns the directory in use.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or directory or caches / "jaxdist" / "xla"
+    path = Path(chosen)
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", str(path))
+    else:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
+    return path
+
+
+def host_peak_memory() -> int:
+    """The largest resident memory that this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # KiB on Linux
