@@ -1,4 +1,4 @@
-"""The decoder: flax.nnx Modules used as plain pytrees, which speak logical axes and know no mesh."""
+"""The decoder: flax.nnx Modules as plain pytrees, which speak logical axes and know no mesh."""
 
 from jaxdist.models.layers import Context
 from jaxdist.models.remat import DOT_NAMES, rematerialised

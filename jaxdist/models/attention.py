@@ -18,7 +18,6 @@ class Attention(nnx.Module):
     """Projections, optional q-k norm, RoPE, `ctx.attend`, output projection."""
 
     def __init__(self, config: ModelConfig, *, key: jax.Array, init: Initializer):
-        assert config.num_key_value_heads is not None and config.head_dim is not None
         hidden, head_dim = config.hidden_size, config.head_dim
         heads = config.num_attention_heads * head_dim
         kv_heads = config.num_key_value_heads * head_dim

@@ -55,7 +55,7 @@ class Initializer:
 
 
 class Linear(nnx.Module):
-    """x @ weight + bias, with weight [in, out] (the transpose of torch's) and bias [out] or None."""
+    """x @ weight + bias; weight [in, out] (the transpose of torch's), bias [out] or None."""
 
     def __init__(
         self, sizes: tuple[int, int], axes: Axes, bias: bool, *, key: jax.Array, init: Initializer

@@ -3,6 +3,8 @@
 Shapes: B batch rows, T tokens, D hidden size, F intermediate size.
 """
 
+from functools import partial
+
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
@@ -18,13 +20,14 @@ class MLP(nnx.Module):
     """down(act(gate(x)) * up(x)), or down(gelu(up(x))) where `config.mlp` is not gated."""
 
     def __init__(self, config: ModelConfig, *, key: jax.Array, init: Initializer):
-        sizes, bias = (config.hidden_size, config.intermediate_size), config.mlp_bias
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         gate_key, up_key, down_key = jax.random.split(key, 3)
         into, out_of = ("embed", "mlp"), ("mlp", "embed")
         gated = config.mlp in GATED
-        self.gate_proj = Linear(sizes, into, bias, key=gate_key, init=init) if gated else None
-        self.up_proj = Linear(sizes, into, bias, key=up_key, init=init)
-        self.down_proj = Linear(sizes[::-1], out_of, bias, key=down_key, init=init)
+        expand = partial(Linear, (hidden, inner), into, bias, init=init)
+        self.gate_proj = expand(key=gate_key) if gated else None
+        self.up_proj = expand(key=up_key)
+        self.down_proj = Linear((inner, hidden), out_of, bias, key=down_key, init=init)
         self.activation = config.mlp
 
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:

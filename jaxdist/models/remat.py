@@ -4,18 +4,16 @@ The names are those that layers give with `checkpoint_name`.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Outputs of the weighted products. `ops.dot` hides them in a custom_vjp, where JAX's own policies
 # for dots do not see them, so they are saved by name.
 DOT_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def rematerialised(function: Function, remat: str) -> Function:
+def rematerialised(function: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """`function` under a remat setting: "none" keeps all, "full" keeps only the inputs.
 
     Else a comma-separated list of names to keep, in which "dots" stands for `DOT_NAMES`.

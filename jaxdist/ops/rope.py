@@ -8,61 +8,26 @@ depend on the input are computed on the host in float64.
 """
 
 import math
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist.config import ModelConfig
+
 Rope = tuple[jax.Array, jax.Array]  # cos [B, T, R], sin [B, T, R], fp32
 
 
-class RopeConfig(Protocol):
-    """The fields of ModelConfig that RoPE reads."""
-
-    @property
-    def head_dim(self) -> int | None: ...
-    @property
-    def rope_theta(self) -> float: ...
-    @property
-    def rope_scaling(self) -> Any: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-
-
-def rope_table(config: RopeConfig, positions_BT: jax.Array) -> Rope:
+def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
     """(cos, sin) [B, T, R] in fp32 of each position's angles, times the attention factor.
 
     `dynamic` and `longrope` depend on the sequence length, here the largest position of each row
     plus one: a row's table is then the same whatever other rows share its batch or device.
     """
-    scaling = config.rope_scaling or {"rope_type": "default"}
-    plain_R = _plain_frequencies(config)
-    attention_factor = 1.0
     length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
-    match scaling["rope_type"]:
-        case "default":
-            frequency_BR = jnp.float32(plain_R)[None, :]
-        case "linear":
-            frequency_BR = jnp.float32(plain_R / scaling["factor"])[None, :]
-        case "llama3":
-            frequency_BR = jnp.float32(_llama3_frequencies(config, plain_R))[None, :]
-        case "yarn":
-            frequency_BR = jnp.float32(_yarn_frequencies(config, plain_R))[None, :]
-            attention_factor = _yarn_attention_factor(config)
-        case "dynamic":
-            frequency_BR = _dynamic_frequencies(config, plain_R, length_B1)
-        case "longrope":
-            short_1R = jnp.float32(plain_R / np.array(scaling["short_factor"]))[None, :]
-            long_1R = jnp.float32(plain_R / np.array(scaling["long_factor"]))[None, :]
-            is_long_B1 = length_B1 > _original_length(config)
-            frequency_BR = jnp.where(is_long_B1, long_1R, short_1R)
-            attention_factor = _longrope_attention_factor(config)
-        case unknown:
-            raise ValueError(
-                f"rope_scaling.rope_type={unknown!r} is unknown; "
-                "choose default, linear, dynamic, yarn, llama3 or longrope"
-            )
+    frequency_BR, attention_factor = _frequencies(config, length_B1)
     angle_BTR = positions_BT.astype(jnp.float32)[:, :, None] * frequency_BR[:, None, :]
     return jnp.cos(angle_BTR) * attention_factor, jnp.sin(angle_BTR) * attention_factor
 
@@ -84,51 +49,86 @@ def apply_rope(x_BTNH: jax.Array, rope: Rope) -> jax.Array:
     return out_BTNH.astype(x_BTNH.dtype)
 
 
-def _plain_frequencies(config: RopeConfig) -> np.ndarray:
+def _frequencies(config: ModelConfig, length_B1: jax.Array) -> tuple[jax.Array, float]:
+    """Radians a token, [B or 1, R] fp32, of rows of these lengths; and the attention factor."""
+    scaling = _scaling(config)
+    plain_R = _plain_frequencies(config)
+    match scaling.get("rope_type", "default"):
+        case "default":
+            return _fixed(plain_R), 1.0
+        case "linear":
+            return _fixed(plain_R / scaling["factor"]), 1.0
+        case "llama3":
+            return _fixed(_llama3_frequencies(config, plain_R)), 1.0
+        case "yarn":
+            return _fixed(_yarn_frequencies(config, plain_R)), _yarn_attention_factor(config)
+        case "dynamic":
+            return _dynamic_frequencies(config, plain_R, length_B1), 1.0
+        case "longrope":
+            short_1R = _fixed(plain_R / np.array(scaling["short_factor"]))
+            long_1R = _fixed(plain_R / np.array(scaling["long_factor"]))
+            is_long_B1 = length_B1 > _original_length(config)
+            return jnp.where(is_long_B1, long_1R, short_1R), _longrope_attention_factor(config)
+        case unknown:
+            raise ValueError(
+                f"rope_scaling.rope_type={unknown!r} is unknown; "
+                "choose default, linear, dynamic, yarn, llama3 or longrope"
+            )
+
+
+def _fixed(frequency_R: np.ndarray) -> jax.Array:
+    """Frequencies that are the same for every row, [1, R]."""
+    return jnp.asarray(frequency_R[None, :], jnp.float32)
+
+
+def _scaling(config: ModelConfig) -> Mapping[str, Any]:
+    return {} if config.rope_scaling is None else config.rope_scaling
+
+
+def _plain_frequencies(config: ModelConfig) -> np.ndarray:
     """theta^(-2r / H) for r in 0..R-1, [R] float64, radians a token."""
-    assert config.head_dim is not None
     return config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
 
 
-def _original_length(config: RopeConfig) -> int:
+def _original_length(config: ModelConfig) -> int:
     """Context length of the first pre-training, before it was stretched; tokens."""
-    original = config.rope_scaling.get("original_max_position_embeddings")
+    original = _scaling(config).get("original_max_position_embeddings")
     return config.max_position_embeddings if original is None else original
 
 
-def _stretch(config: RopeConfig) -> float:
+def _stretch(config: ModelConfig) -> float:
     """The scaling's factor, by default the stretched context over the original one."""
-    factor = config.rope_scaling.get("factor")
+    factor = _scaling(config).get("factor")
     return config.max_position_embeddings / _original_length(config) if factor is None else factor
 
 
 def _dynamic_frequencies(
-    config: RopeConfig, plain_R: np.ndarray, length_B1: jax.Array
+    config: ModelConfig, plain_R: np.ndarray, length_B1: jax.Array
 ) -> jax.Array:
     """NTK-aware base growth once a row is longer than the model's context, [B, R].
 
     theta grows by g^(H / (H - 2)), which is the plain frequency r times g^(-2r / (H - 2)).
     """
-    factor, limit = config.rope_scaling["factor"], config.max_position_embeddings
+    factor, limit = _scaling(config)["factor"], config.max_position_embeddings
     length_B1 = jnp.maximum(length_B1, limit).astype(jnp.float32)
     growth_B1 = factor * length_B1 / limit - (factor - 1)
     num_frequencies = plain_R.size
     exponent_R = -np.arange(num_frequencies) / (num_frequencies - 1)
-    return jnp.float32(plain_R)[None, :] * growth_B1 ** jnp.float32(exponent_R)[None, :]
+    return _fixed(plain_R) * growth_B1 ** _fixed(exponent_R)
 
 
-def _llama3_frequencies(config: RopeConfig, plain_R: np.ndarray) -> np.ndarray:
+def _llama3_frequencies(config: ModelConfig, plain_R: np.ndarray) -> np.ndarray:
     """Slow rotations are divided by the factor, fast ones kept, the band between blended."""
-    scaling = config.rope_scaling
+    scaling = _scaling(config)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns_R = _original_length(config) * plain_R / (2 * math.pi)  # within the original context
     keep_R = np.clip((turns_R - low) / (high - low), 0.0, 1.0)
     return plain_R * (keep_R + (1.0 - keep_R) / scaling["factor"])
 
 
-def _yarn_frequencies(config: RopeConfig, plain_R: np.ndarray) -> np.ndarray:
+def _yarn_frequencies(config: ModelConfig, plain_R: np.ndarray) -> np.ndarray:
     """Blend by frequency index between kept and interpolated (arXiv 2309.00071, section 3.2)."""
-    scaling, head_dim = config.rope_scaling, 2 * plain_R.size
+    scaling, head_dim = _scaling(config), 2 * plain_R.size
 
     def index_of(num_turns: float) -> float:
         """Index (in units of r) of the frequency that makes this many turns in the context."""
@@ -145,9 +145,9 @@ def _yarn_frequencies(config: RopeConfig, plain_R: np.ndarray) -> np.ndarray:
     return plain_R * (1.0 - interpolate_R + interpolate_R / _stretch(config))
 
 
-def _yarn_attention_factor(config: RopeConfig) -> float:
+def _yarn_attention_factor(config: ModelConfig) -> float:
     """Scale of cos and sin, so that attention logits are sharpened by its square."""
-    scaling = config.rope_scaling
+    scaling = _scaling(config)
     if scaling.get("attention_factor") is not None:
         return scaling["attention_factor"]
 
@@ -159,9 +159,9 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
     return mscale(1.0)
 
 
-def _longrope_attention_factor(config: RopeConfig) -> float:
+def _longrope_attention_factor(config: ModelConfig) -> float:
     """sqrt(1 + ln(stretch) / ln(original context)) (arXiv 2402.13753)."""
-    given, stretch = config.rope_scaling.get("attention_factor"), _stretch(config)
+    given, stretch = _scaling(config).get("attention_factor"), _stretch(config)
     if given is not None:
         return given
     if stretch <= 1.0:

@@ -1,7 +1,8 @@
-"""The twin from Hugging Face transformers (torch, CPU) of a ModelConfig, for parity tests."""
+"""Tiny models, and the twin from Hugging Face transformers (torch, CPU) of a ModelConfig."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -12,8 +13,23 @@ import pytest
 from jaxdist.config import ModelConfig
 from jaxdist.models import Transformer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., ModelConfig]:
+    """tiny_config(**fields): two layers of four heads over two kv heads, a prime vocabulary."""
+    return _tiny_config
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., Transformer]:
+    """tiny_model(**fields): the Transformer of tiny_config(**fields), made once for each config."""
+    return lambda **fields: _tiny_model(_tiny_config(**fields))
+
+
+@pytest.fixture(scope="session")
+def make_twin() -> "Callable[[str, ModelConfig], Twin]":
+    """make_twin(family, config) -> Twin, of the families llama, mistral, qwen2 and qwen3."""
+    return _make_twin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +45,47 @@ class Twin:
         return _as_ours(self.ours, lambda name: weights[name].grad.numpy())
 
 
-@pytest.fixture(scope="session")
-def make_twin() -> Callable[[str, ModelConfig], Twin]:
-    """make_twin(family, config) -> Twin, of the families llama, mistral, qwen2 and qwen3."""
-    return _make_twin
+def _tiny_config(**fields: Any) -> ModelConfig:
+    defaults = {
+        "vocab_size": 61,
+        "vocab_multiple": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+    }
+    return ModelConfig(**(defaults | fields))
+
+
+@cache
+def _tiny_model(config: ModelConfig) -> Transformer:
+    """Normal weights around 0, norm gains around 1; by numpy, which compiles nothing."""
+    rng = np.random.default_rng(0)
+
+    def leaf(path: tuple[Any, ...], like: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        mean = 1.0 if name.endswith("norm.weight.value") else 0.0
+        return jnp.asarray(rng.normal(mean, config.initializer_range, like.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, _abstract(config))
+
+
+def _abstract(config: ModelConfig) -> Transformer:
+    return jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0))
 
 
 def _make_twin(family: str, config: ModelConfig) -> Twin:
-    fields = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": _plain(config.rope_scaling),
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "attn_implementation": "eager",
-    }
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    names = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta "
+        "tie_word_embeddings"
+    )
+    fields = {name: getattr(config, name) for name in names.split()}
+    fields |= {"rope_scaling": _thawed(config.rope_scaling), "attn_implementation": "eager"}
     if family == "llama":
         fields |= {"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}
     if family == "mistral":
@@ -63,9 +98,8 @@ def _make_twin(family: str, config: ModelConfig) -> Twin:
         for name, weight in theirs.named_parameters():  # biases and gains too, which start plain
             mean, std = (1.0, 0.2) if "norm" in name else (0.0, 0.2)
             weight.normal_(mean, std)
-    abstract = jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0))
     weights = theirs.state_dict()
-    ours = _as_ours(abstract, lambda name: weights[name].numpy())
+    ours = _as_ours(_abstract(config), lambda name: weights[name].numpy())
     return Twin(ours=ours, theirs=theirs)
 
 
@@ -91,8 +125,8 @@ def _as_ours(model: Transformer, read: Callable[[str], np.ndarray]) -> Transform
     return jax.tree_util.tree_map_with_path(leaf, model)
 
 
-def _plain(scaling: Any) -> Any:
-    """Dicts and lists that torch may change, out of a frozen config."""
+def _thawed(scaling: Any) -> Any:
+    """The frozen dict as one that transformers may write to."""
     if scaling is None:
         return None
     return {key: list(v) if isinstance(v, tuple) else v for key, v in scaling.items()}
