@@ -16,9 +16,9 @@ CONFIG = PrecisionConfig(
 )
 
 
-def run(finite: str, config: PrecisionConfig = CONFIG, state: LossScale | None = None) -> LossScale:
+def run(finite: str, config: PrecisionConfig = CONFIG, start: LossScale | None = None) -> LossScale:
     """State after one step per letter: `.` finite, `x` overflow."""
-    state = state or LossScale.initial(config)
+    state = LossScale.initial(config) if start is None else start
     update = jax.jit(lambda state, finite: state.update(finite, config))
     for letter in finite:
         state = update(state, jnp.bool_(letter == "."))
@@ -37,7 +37,8 @@ def test_policies_keep_fp32_masters_reductions_and_moments(policy, compute):
 @pytest.mark.parametrize("field", ["param_dtype", "compute_dtype", "reduce_dtype", "moment_dtype"])
 def test_each_field_of_a_policy_can_be_set_alone(field):
     default = Policy.from_config(PrecisionConfig(policy="fp32"))
-    changed = Policy.from_config(PrecisionConfig(policy="fp32", **{field: "bfloat16"}))
+    config = dataclasses.replace(PrecisionConfig(policy="fp32"), **{field: "bfloat16"})
+    changed = Policy.from_config(config)
     assert changed == dataclasses.replace(default, **{field: jnp.dtype("bfloat16")})
 
 
@@ -59,7 +60,7 @@ def test_growth_after_an_interval_of_good_steps_in_a_row():
 def test_scale_stays_at_its_floor_and_leaves_it_again():
     state = run("x" * 20)
     assert state.scale == 2 and state.at_floor(CONFIG)
-    assert run("...", state=state).scale == 4
+    assert run("...", start=state).scale == 4
 
 
 def test_scale_is_capped_above():
@@ -82,4 +83,4 @@ def test_state_is_four_scalars_that_continue_where_they_were():
     ]
     saved = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
     whole = run("..x.xx." + "...x.")
-    assert jax.tree.leaves(run("...x.", state=saved)) == jax.tree.leaves(whole)
+    assert jax.tree.leaves(run("...x.", start=saved)) == jax.tree.leaves(whole)

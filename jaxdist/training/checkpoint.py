@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxdist.config import CheckpointConfig, UsageError
@@ -35,7 +36,14 @@ class Checkpointer:
             raise UsageError(f"no checkpoint in {self.directory}: there is no such directory")
         logging.getLogger("absl").addFilter(_not_from_orbax)
         with self._clear_errors("could not be opened"):
-            self._manager = ocp.CheckpointManager(self.directory, options=_options(config))
+            self._manager = ocp.CheckpointManager(
+                self.directory,
+                options=_options(config),
+                item_handlers={
+                    "state": ocp.PyTreeCheckpointHandler(),
+                    "extra": ocp.JsonCheckpointHandler(),
+                },
+            )
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Begins to save `state` (a pytree of arrays) and `extra` (JSON) as checkpoint `step`.
@@ -44,7 +52,6 @@ class Checkpointer:
         waited for first. A step that is there already is left as it is. Raises the error of this
         or the save before, the newest complete checkpoint being untouched.
         """
-        self.wait()
         latest = self.latest_step()
         if step in self._manager.all_steps():
             return
@@ -60,14 +67,16 @@ class Checkpointer:
             )
 
     def latest_step(self) -> int | None:
-        """Step of the newest complete checkpoint, None where there is none."""
+        """Step of the newest checkpoint, None where there is none; waits for one being written."""
+        self.wait()
         return self._manager.latest_step()
 
     def extra(self, step: int) -> dict[str, Any]:
         """The JSON object saved with checkpoint `step`; reads no arrays."""
+        self.wait()
         with self._clear_errors(f"of step {step} could not be read"):
             args = ocp.args.Composite(extra=ocp.args.JsonRestore())
-            return self._manager.restore(step, args=args).extra
+            return self._manager.restore(step, args=args)["extra"]
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """The state of checkpoint `step` with the tree, dtypes and shardings of `abstract_state`.
@@ -83,6 +92,7 @@ class Checkpointer:
 
     def discard(self) -> None:
         """Deletes all checkpoints of the directory, for a run that starts anew in it."""
+        self.wait()
         with self._clear_errors("could not be deleted"):
             for step in self._manager.all_steps():
                 self._manager.delete(step)
@@ -101,6 +111,7 @@ class Checkpointer:
             self._manager.close()
 
     def _restore(self, step: int, abstract: Any, prefix: str) -> Any:
+        self.wait()
         named = {prefix + name: leaf for name, leaf in named_leaves(abstract).items()}
         targets = _storable(named)
         with self._clear_errors(f"of step {step} could not be read"):
@@ -110,7 +121,7 @@ class Checkpointer:
                 restore_args={name: _restore_args(leaf) for name, leaf in targets.items()},
                 partial_restore=True,
             )
-            stored = self._manager.restore(step, args=ocp.args.Composite(state=args)).state
+            stored = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
         values = {
             name.removeprefix(prefix): _as_saved(stored[name], leaf) for name, leaf in named.items()
         }
@@ -132,12 +143,12 @@ class Checkpointer:
 
     @contextmanager
     def _clear_errors(self, what: str) -> Iterator[None]:
-        """Turns any error of storage (orbax and tensorstore raise many types) into one line."""
+        """Turns errors of storage (orbax and tensorstore use many types) into one line."""
         try:
             yield
         except UsageError:
             raise
-        except Exception as error:
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UsageError(f"checkpoint {what} in {self.directory}: {reason[:600]}") from error
 
@@ -156,7 +167,7 @@ def _options(config: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _storable(named: dict[str, Any]) -> dict[str, Any]:

@@ -100,11 +100,11 @@ def _direction(config: OptimizerConfig) -> optax.GradientTransformation:
     if config.name == "sgd":
         return optax.trace(config.momentum) if config.momentum else optax.identity()
     if config.name == "muon":
-        kinds = {"matrix": scale_by_muon(config.momentum), "other": adam}
-        return optax.partition(kinds, _muon_labels)
+        muon = scale_by_muon(config.momentum)
+        return optax.partition({"matrix": muon, "other": adam}, _muon_labels)
     if config.name == "adafactor":
-        kinds = {"layers": _per_layer(_adafactor()), "other": _adafactor()}
-        return optax.partition(kinds, _stack_labels)
+        stacked = _per_layer(_adafactor())
+        return optax.partition({"layers": stacked, "other": _adafactor()}, _stack_labels)
     raise ValueError(f"optimizer.name={config.name!r} has no update rule")
 
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +63,7 @@ def config(name: str, **fields) -> OptimizerConfig:
     return OptimizerConfig(name=name, **{**defaults, **fields})
 
 
-def model() -> Model:
+def model() -> Any:
     return Model(jax.random.key(0))
 
 
@@ -235,7 +237,7 @@ def test_schedule_is_a_function_of_the_updates_made():
     grads = jax.tree.map(jnp.ones_like, params)
     for want in (0.25, 0.5, 0.75, 1.0, 1.0):
         updates, state = optimizer.update(grads, state, params)
-        assert float(updates.norm[0]) == pytest.approx(-want)
+        assert float(jax.tree.leaves(updates)[-1][0]) == pytest.approx(-want)
 
 
 def test_moments_are_held_in_their_dtype_and_computed_in_fp32():

@@ -1,0 +1,66 @@
+import dataclasses
+
+import pytest
+
+from jaxdist.config import DataConfig, OptimizerConfig, TrainConfig
+from jaxdist.training.resume import differences
+
+SAVED = {
+    "seed": 1,
+    "mesh": "4x1x2",
+    "model": {"preset": None, "hidden_size": 64, "rope_scaling": {"factor": 2.0}},
+    "data": dataclasses.asdict(DataConfig(sources=("a.txt",))),
+    "optimizer": dataclasses.asdict(OptimizerConfig()),
+    "train": dataclasses.asdict(TrainConfig(steps=10)),
+    "parallel": {"zero": 1, "schedule": "1f1b"},
+}
+
+
+def changed(section: str, field: str, value: object) -> dict:
+    return {**SAVED, section: {**SAVED[section], field: value}}
+
+
+def test_an_equal_config_may_resume():
+    assert differences(SAVED, SAVED) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "line"),
+    [
+        ("model", "hidden_size", 128, "model.hidden_size: 64 saved, 128 asked"),
+        ("data", "sources", ["b.txt"], "data.sources: ['a.txt'] saved, ['b.txt'] asked"),
+        ("train", "global_batch_size", 7, "train.global_batch_size: 16 saved, 7 asked"),
+        ("train", "sequence_length", 99, "train.sequence_length: 256 saved, 99 asked"),
+        ("optimizer", "name", "lion", "optimizer.name: adamw saved, lion asked"),
+    ],
+)
+def test_another_model_stream_or_optimizer_is_shown(section, field, value, line):
+    assert differences(SAVED, changed(section, field, value)) == [line]
+
+
+def test_another_seed_is_shown():
+    assert differences(SAVED, {**SAVED, "seed": 2}) == ["seed: 1 saved, 2 asked"]
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("parallel", "zero", 3),
+        ("train", "steps", 20),
+        ("train", "stop_after", 5),
+        ("optimizer", "learning_rate", 0.1),
+        ("data", "cache_dir", "/elsewhere"),
+        ("model", "preset", "tiny"),
+    ],
+)
+def test_what_a_run_may_change(section, field, value):
+    assert differences(SAVED, {**changed(section, field, value), "mesh": "1x1x1"}) == []
+
+
+def test_a_field_that_the_saved_config_does_not_know_counts_as_unchanged():
+    assert differences(SAVED, changed("model", "new_field", 3)) == []
+
+
+def test_every_difference_is_listed():
+    current = {**changed("model", "hidden_size", 128), "seed": 9}
+    assert len(differences(SAVED, current)) == 2
