@@ -88,8 +88,8 @@ def _add(group: Any, key: Key) -> None:
         key.option,
         type=hint,
         default=argparse.SUPPRESS,
-        metavar=key.name.upper(),
-        help=key.meaning.replace("%", "%%"),
+        metavar=key.placeholder,
+        help=(key.meaning + (f" [{key.default}]" if key.default else "")).replace("%", "%%"),
         **several,
     )
 

@@ -21,11 +21,14 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """
 
     def score(candidate: str) -> float:
-        whole = difflib.SequenceMatcher(None, word, candidate).ratio()
-        last = candidate.rsplit(".", 1)[-1]
-        part = difflib.SequenceMatcher(None, word.rsplit(".", 1)[-1], last).ratio()
-        return max(whole, part - 0.01)  # at a tie the section that was written wins
+        bare = candidate.lstrip("-")
+        whole = difflib.SequenceMatcher(None, wanted, bare).ratio()
+        last = difflib.SequenceMatcher(
+            None, wanted.rsplit(".", 1)[-1], bare.rsplit(".", 1)[-1]
+        ).ratio()
+        return max(whole, last - 0.01)  # at a tie the section that was written wins
 
+    wanted = word.lstrip("-")
     scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 0
     return [candidate for value, candidate in scored[:count] if value >= floor]

@@ -1,7 +1,7 @@
 """The keys of a run's config, read off its dataclasses: names, types and what they mean."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -10,12 +10,14 @@ import docstring_parser
 
 from jaxdist.config.run import RunConfig
 
+# type -> (in an error, in the help)
 _KINDS = {
-    int: "a whole number (int)",
-    float: "a finite number (float)",
-    bool: "true or false",
-    str: "text",
+    int: ("a whole number (int)", "N"),
+    float: ("a finite number (float)", "X"),
+    bool: ("true or false", "BOOL"),
+    str: ("text", "TEXT"),
 }
+_OTHER_KIND = ("a mapping", "MAPPING")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,14 @@ class Key:
         name: Name of the dataclass field.
         hint: Its type.
         meaning: From the docstring of its dataclass.
+        default: Its default in words; empty where it is required or depends on others.
     """
 
     section: str
     name: str
     hint: Any
     meaning: str
+    default: str
 
     @property
     def path(self) -> str:
@@ -59,9 +63,18 @@ class Key:
         """The type in words: `a whole number (int) or null`."""
         if self.is_list:
             return "paths, or mappings of path and options"
-        hints = get_args(self.hint) if NoneType in get_args(self.hint) else (self.hint,)
-        words = [_KINDS.get(hint, "a mapping") for hint in hints if hint is not NoneType]
-        return " or ".join(words + (["null"] if NoneType in hints else []))
+        words = [_KINDS.get(hint, _OTHER_KIND)[0] for hint in self._hints if hint is not NoneType]
+        return " or ".join(words + (["null"] if NoneType in self._hints else []))
+
+    @property
+    def placeholder(self) -> str:
+        """The value's stand-in in the help: N, X, TEXT."""
+        return "SOURCE" if self.is_list else _KINDS.get(self._hints[0], _OTHER_KIND)[1]
+
+    @property
+    def _hints(self) -> tuple[Any, ...]:
+        """The members of a union, or the type alone."""
+        return get_args(self.hint) if NoneType in get_args(self.hint) else (self.hint,)
 
 
 @cache
@@ -84,6 +97,20 @@ def _keys_of(section: str, kind: type) -> list[Key]:
     meanings = {param.arg_name: " ".join((param.description or "").split()) for param in params}
     hints = get_type_hints(kind)
     return [
-        Key(section=section, name=f.name, hint=hints[f.name], meaning=meanings.get(f.name, ""))
+        Key(
+            section=section,
+            name=f.name,
+            hint=hints[f.name],
+            meaning=meanings.get(f.name, ""),
+            default=_in_words(f.default),
+        )
         for f in fields(kind)
     ]
+
+
+def _in_words(default: Any) -> str:
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
+    return "" if default is MISSING else str(default)

@@ -26,7 +26,7 @@ class RunConfig:
 
     Attributes:
         name: Name of the run; the stem of the config file.
-        mesh: Degrees of parallelism, as `MeshShape.parse` reads them; -1 takes what is left.
+        mesh: Degrees of parallelism, 8x4x2 for dp=8, pp=4, tp=2; one may be -1, for what is left.
         simulate: Whether the CPU stands in for as many devices as the mesh has.
         output_dir: The run's folder; where empty it becomes runs/<name>.
         resume: auto continues from the newest checkpoint if there is one, must refuses to start

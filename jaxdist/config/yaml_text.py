@@ -31,10 +31,10 @@ class _Loader(_BaseLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise UsageError(f"the key {key.value!r} stands twice, again in line {line}")
-            seen.add(key.value)
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in seen:
+                raise UsageError(f"the key {name!r} stands twice, again in line {line}")
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 

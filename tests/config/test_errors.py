@@ -1,0 +1,72 @@
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxdist.config.errors import UsageError, did_you_mean, nearest, one_line_errors
+from jaxdist.config.keys import keys
+
+PATHS = sorted(keys())
+
+
+def test_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, one_line_errors():
+        raise UsageError("steps=0 must be\n  at least 1")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "jaxdist: error: steps=0 must be at least 1\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), FileNotFoundError(2, "gone", "a.txt")])
+def test_set_up_errors_become_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), one_line_errors():
+        raise error
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_message_that_is_empty_names_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), one_line_errors():
+        raise ValueError
+    assert capsys.readouterr().err == "jaxdist: error: ValueError\n"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError), one_line_errors():
+        raise KeyError("ours")
+    with pytest.raises(SystemExit, match="0"), one_line_errors():
+        sys.exit(0)
+
+
+def test_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXDIST_TRACEBACK", "1")
+    with pytest.raises(UsageError), one_line_errors():
+        raise UsageError("x")
+
+
+@given(st.sampled_from(PATHS), st.data())
+def test_one_wrong_letter_finds_the_key(path: str, data: st.DataObject) -> None:
+    section, _, name = path.rpartition(".")
+    position = data.draw(st.integers(0, len(name) - 1))
+    letter = data.draw(st.sampled_from(["", "x", name[position] * 2]))
+    typo = name[:position] + letter + name[position + 1 :]
+    wrong = f"{section}.{typo}" if section else typo
+    assert wrong == path or len(name) < 5 or path in nearest(wrong, PATHS)
+
+
+@given(st.text(max_size=30))
+def test_nearest_gives_few_candidates_for_any_word(word: str) -> None:
+    close = nearest(word, PATHS)
+    assert len(close) <= 3 and set(close) <= set(PATHS)
+
+
+def test_a_key_without_its_section_is_found() -> None:
+    assert nearest("--lerning-rate", ["--optimizer.learning_rate", "--seed"]) == [
+        "--optimizer.learning_rate"
+    ]
+
+
+def test_nothing_near_gives_no_hint() -> None:
+    assert did_you_mean("qqq", PATHS) == ""
+    assert did_you_mean("x", []) == ""

@@ -1,0 +1,50 @@
+import math
+from typing import Any
+
+import pytest
+
+from jaxdist.config import UsageError, limits
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.0, "3", None, True, math.nan])
+def test_whole_refuses(value: Any) -> None:
+    with pytest.raises(UsageError, match="train.steps="):
+        limits.whole("train.steps", value, 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, -0.1, 1.1])
+def test_number_refuses(value: Any) -> None:
+    with pytest.raises(UsageError, match="x="):
+        limits.number("x", value, 0, 1)
+
+
+def test_number_borders() -> None:
+    limits.number("x", 0, 0, 1)
+    limits.number("x", 1, 0, 1)
+    with pytest.raises(UsageError, match="greater than 0 and less than 1"):
+        limits.number("x", 0, above=0, below=1)
+    with pytest.raises(UsageError):
+        limits.number("x", 1.0, above=0, below=1)
+
+
+def test_choice_names_the_nearest() -> None:
+    limits.choice("x", "bf16", ("fp32", "bf16"))
+    with pytest.raises(UsageError, match="not one of fp32, bf16; did you mean bf16?"):
+        limits.choice("x", "bf17", ("fp32", "bf16"))
+
+
+def test_choice_does_not_take_true_for_one() -> None:
+    with pytest.raises(UsageError):
+        limits.choice("parallel.zero", True, (0, 1))
+
+
+@pytest.mark.parametrize("value", ["", 3, None])
+def test_text_refuses(value: Any) -> None:
+    with pytest.raises(UsageError):
+        limits.text("x", value)
+
+
+@pytest.mark.parametrize("value", ["true", 0, 1, None])
+def test_flag_refuses(value: Any) -> None:
+    with pytest.raises(UsageError):
+        limits.flag("x", value)

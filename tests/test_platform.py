@@ -1,0 +1,76 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdist import platform
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **environment},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_no_jax_is_imported() -> None:
+    assert run("import sys, jaxdist.platform; print('jax' in sys.modules)") == "False"
+
+
+@pytest.mark.parametrize("before", ["", "import jax"])
+def test_simulated_devices(before: str) -> None:
+    code = f"{before}\nfrom jaxdist import platform\nplatform.simulate_devices(6)\n"
+    code += "import jax; print(jax.default_backend(), jax.device_count())"
+    flags = "--xla_force_host_platform_device_count=3 --xla_cpu_enable_fast_math=false"
+    environment = {"JAX_NUM_CPU_DEVICES": "2"} if not before else {}
+    assert run(code, **({} if before else {"XLA_FLAGS": flags}), **environment) == "cpu 6"
+
+
+def test_other_flags_stay() -> None:
+    code = "from jaxdist import platform; platform.simulate_devices(4)\n"
+    code += "import os; print(os.environ['XLA_FLAGS'])"
+    flags = "--xla_force_host_platform_device_count=3 --xla_dump_to=/x"
+    wanted = "--xla_dump_to=/x --xla_force_host_platform_device_count=4"
+    assert run(code, XLA_FLAGS=flags) == wanted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_freed_memory_is_kept() -> None:
+    # 64 MiB is above the largest threshold that glibc would choose by itself.
+    code = """
+import resource
+from jaxdist import platform
+if KEEP: assert platform.keep_freed_memory()
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(2**26)
+before = faults()
+for _ in range(8): bytearray(2**26)
+print(faults() - before)
+"""
+    plain, kept = (int(run(f"KEEP = {keep}\n{code}")) for keep in (False, True))
+    assert kept < plain / 10
+
+
+def test_compilation_cache(tmp_path: Path) -> None:
+    code = f"""
+from jaxdist import platform
+path = platform.compilation_cache({str(tmp_path / "a")!r})
+import jax
+print(path == __import__("pathlib").Path(jax.config.jax_compilation_cache_dir), path.name)
+"""
+    assert run("import jax\n" + code) == "True a"
+    assert run(code, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "b")) == "True b"
+
+
+def test_peak_memory_is_in_bytes() -> None:
+    block = bytearray(b"x" * 2**24)
+    assert len(block) < platform.host_peak_memory() < 2**40
