@@ -33,4 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _help() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {meaning}" for verb, meaning in VERBS.items()]
-    return "\n".join(["usage: jaxdist VERB [OPTIONS]", "", *lines, "", "jaxdist VERB --help says more."])
+    return "\n".join(
+        ["usage: jaxdist VERB [OPTIONS]", "", *lines, "", "jaxdist VERB --help says more."]
+    )

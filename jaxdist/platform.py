@@ -11,6 +11,8 @@ import resource
 import sys
 from pathlib import Path
 
+from jaxdist.config.errors import UsageError
+
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 # Parameters of glibc's mallopt, from malloc.h.
@@ -21,11 +23,20 @@ _LARGEST = 2**31 - 1  # mallopt takes an int
 def simulate_devices(num_devices: int) -> None:
     """Let the CPU stand in for `num_devices` devices, and leave accelerators alone.
 
-    The devices share the cores: what is simulated is the program, not the speed.
+    The devices share the cores: what is simulated is the program, not the speed. Where
+    JAX_NUM_PROCESSES says that the run has several processes, each makes its share.
 
     Raises:
+        UsageError: The devices cannot be shared equally among the processes.
         RuntimeError: JAX has already looked for its devices.
     """
+    processes = os.environ.get("JAX_NUM_PROCESSES", "1")
+    if not processes.isdecimal() or int(processes) < 1 or num_devices % int(processes):
+        raise UsageError(
+            f"{num_devices} simulated devices cannot be shared equally among "
+            f"JAX_NUM_PROCESSES={processes}; choose a mesh whose size is a multiple of it"
+        )
+    num_devices //= int(processes)
     if "jax" in sys.modules:
         import jax
 

@@ -9,15 +9,19 @@ from jaxdist.config.command_line import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, prepare the platform, train; returns the exit code."""
+    """Parse, choose the platform, train; returns the exit code."""
     with one_line_errors():
         config = parse(sys.argv[1:] if argv is None else argv, "jaxdist train")
         if config.simulate:
             platform.simulate_devices(config.mesh_shape.size)
         # JAX is loaded here, after the platform is chosen and the config is known to be right.
-        from jaxdist.training.loop import run
+        from jaxdist.training.loop import NonFinite, run
 
-        return run(config)
+        try:
+            return run(config)
+        except NonFinite as error:
+            print(f"jaxdist: error: {error}", file=sys.stderr)
+            return 1
 
 
 if __name__ == "__main__":

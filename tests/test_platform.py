@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxdist import platform
+from jaxdist.config import UsageError
 
 
 def run(code: str, **environment: str) -> str:
@@ -33,6 +34,15 @@ def test_simulated_devices(before: str) -> None:
     flags = "--xla_force_host_platform_device_count=3 --xla_cpu_enable_fast_math=false"
     environment = {"JAX_NUM_CPU_DEVICES": "2"} if not before else {}
     assert run(code, **({} if before else {"XLA_FLAGS": flags}), **environment) == "cpu 6"
+
+
+def test_each_process_simulates_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from jaxdist import platform; platform.simulate_devices(8)\n"
+    code += "import os; print(os.environ['XLA_FLAGS'])"
+    assert run(code, JAX_NUM_PROCESSES="2").endswith("device_count=4")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "3")
+    with pytest.raises(UsageError, match="8 simulated devices.*JAX_NUM_PROCESSES=3"):
+        platform.simulate_devices(8)
 
 
 def test_other_flags_stay() -> None:

@@ -15,10 +15,10 @@ from jsonargparse import ArgumentParser
 
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.config.keys import Key, keys, sections
-from jaxdist.config.layers import Layer, build, load, read_layer, to_yaml
+from jaxdist.config.layers import Layer, build, load, read_layer, save_config, to_yaml
 from jaxdist.config.run import RunConfig
 
-__all__ = ["load", "parse", "to_yaml"]
+__all__ = ["load", "parse", "save_config", "to_yaml"]
 
 _OWN_OPTIONS = ("--help", "--config", "--print-config")
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 EXIT_CODE = 2
+CTRL_C_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+TRACEBACK = "JAXDIST_TRACEBACK"
 
 
 class UsageError(ValueError):
@@ -44,13 +46,18 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
     """Turn a ValueError or OSError inside into one line on stderr and exit code 2.
 
-    With JAXDIST_TRACEBACK=1 in the environment the exception passes through unchanged.
+    Ctrl-C ends with its exit code and no traceback. With JAXDIST_TRACEBACK=1 in the environment
+    errors pass through unchanged.
     """
     try:
         yield
     except (ValueError, OSError) as error:
-        if os.environ.get("JAXDIST_TRACEBACK", "") not in ("", "0"):
+        if os.environ.get(TRACEBACK, "") not in ("", "0"):
             raise
         message = " ".join(str(error).split()) or type(error).__name__
-        print(f"{prog}: error: {message}", file=sys.stderr, flush=True)
+        # What we refuse says all there is to say; of others the place may be wanted.
+        hint = "" if isinstance(error, (UsageError, OSError)) else f" ({TRACEBACK}=1 shows where)"
+        print(f"{prog}: error: {message}{hint}", file=sys.stderr, flush=True)
         raise SystemExit(EXIT_CODE) from None
+    except KeyboardInterrupt:
+        raise SystemExit(CTRL_C_EXIT_CODE) from None

@@ -3,6 +3,7 @@
 A layer is a nested dict of what one place sets; a later layer wins over an earlier one.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -31,6 +32,15 @@ def to_yaml(config: RunConfig) -> str:
         for name, value in thawed(asdict(config)).items()
     }
     return write_yaml(values)
+
+
+def save_config(config: RunConfig, path: str | Path) -> None:
+    """Write a config beside its run; a reader sees the old file or the new one, never half."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(to_yaml(config), encoding="utf-8")
+    unfinished.replace(path)
 
 
 def read_layer(path: str | Path) -> Layer:

@@ -29,7 +29,9 @@ def test_set_up_errors_become_one_line(
 def test_a_message_that_is_empty_names_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit), one_line_errors():
         raise ValueError
-    assert capsys.readouterr().err == "jaxdist: error: ValueError\n"
+    assert capsys.readouterr().err == (
+        "jaxdist: error: ValueError (JAXDIST_TRACEBACK=1 shows where)\n"
+    )
 
 
 def test_other_errors_pass() -> None:
@@ -37,6 +39,12 @@ def test_other_errors_pass() -> None:
         raise KeyError("ours")
     with pytest.raises(SystemExit, match="0"), one_line_errors():
         sys.exit(0)
+
+
+def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="130"), one_line_errors():
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ""
 
 
 def test_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

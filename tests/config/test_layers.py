@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from jaxdist.config import RunConfig, UsageError
-from jaxdist.config.layers import build, load, read_layer, to_yaml
+from jaxdist.config.layers import build, load, read_layer, save_config, to_yaml
 from jaxdist.config.presets import preset_names
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -15,9 +15,9 @@ def test_configs_of_the_repository(path: Path, tmp_path: Path) -> None:
     config = load(path)
     assert config.name == path.stem
     assert config.model.preset or config.name == "quickstart"
-    saved = tmp_path / "config.yaml"
-    saved.write_text(to_yaml(config))
-    assert load(saved) == config
+    saved = tmp_path / "run" / "config.yaml"
+    save_config(config, saved)
+    assert load(saved) == config and list(saved.parent.iterdir()) == [saved]
 
 
 @pytest.mark.parametrize("preset", preset_names())
