@@ -1,0 +1,1 @@
+"""Weights, configs and vocabularies in the formats of others."""
