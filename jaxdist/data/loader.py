@@ -98,8 +98,9 @@ class Loader:
                 f"of {self._batch_size}"
             )
         batch = Batch.empty(stop - start, self._length)
-        for at in range(stop - start):
-            group, row = self._order[step * self._batch_size + start + at]
+        positions = step * self._batch_size + np.arange(start, stop)
+        groups, numbers = (array.tolist() for array in self._order.at(positions))
+        for at, (group, row) in enumerate(zip(groups, numbers, strict=True)):
             borders = self._borders[group]
             which = int(np.searchsorted(borders, row, side="right"))
             source = self._groups[group][which]

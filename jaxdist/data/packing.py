@@ -131,7 +131,9 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     with_room: dict[int, list[np.ndarray]] = {}  # room that is left -> rows
     has_room = np.zeros(capacity + 1, bool)
     num_rows = 0
-    for value, group in zip((-values).tolist(), np.split(order, starts[1:]), strict=True):
+    ends = np.append(starts, len(order))[1:]
+    for value, start, end in zip((-values).tolist(), starts, ends, strict=True):
+        group = order[start:end]
         rooms = (np.flatnonzero(has_room[value:]) + value).tolist()
         for room in [*rooms, capacity]:
             if not len(group):

@@ -97,18 +97,17 @@ class HuggingFaceSource(Source):
             raise UsageError(
                 f"data.sources: {self.name} needs the package datasets: pip install datasets"
             ) from error
+        folder = Path(self.name).expanduser()
         try:
-            if Path(self.name).expanduser().is_dir() and _is_saved_dataset(
-                Path(self.name).expanduser()
-            ):
-                loaded = datasets.load_from_disk(str(Path(self.name).expanduser()))
+            if _is_saved_dataset(folder):
+                loaded = datasets.load_from_disk(str(folder))
                 loaded = loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
             else:
                 loaded = datasets.load_dataset(self.name, self.subset, split=self.split)
-        except (KeyError, ValueError, FileNotFoundError, ConnectionError) as error:
-            where = f"split {self.split!r}" + (f" of subset {self.subset!r}" if self.subset else "")
+        except (KeyError, ValueError, OSError) as error:
+            part = f"split {self.split}" + (f" of subset {self.subset}" if self.subset else "")
             raise UsageError(
-                f"data.sources: cannot load {where} of the dataset {self.name}: {error}"
+                f"data.sources: cannot load {part} of the dataset {self.name}: {error}"
             ) from error
         if self.field not in loaded.column_names:
             raise UsageError(no_field(self.name, self.field, loaded.column_names))
@@ -134,7 +133,7 @@ def resolve(entry: str | Mapping[str, Any]) -> Source:
             name=path.removeprefix(HUGGING_FACE), subset=subset, split=split, field=field
         )
     place = Path(path).expanduser()
-    if place.is_dir() and _is_saved_dataset(place):
+    if _is_saved_dataset(place):
         return HuggingFaceSource(name=path, subset=subset, split=split, field=field)
     return FileSource(name=path, files=_files(path, place), field=field, separator=separator)
 

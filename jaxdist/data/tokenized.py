@@ -40,18 +40,12 @@ class TokenizedSource:
         offsets: Begin of each document in `tokens`, and the end of the last.  # [documents + 1]
         fingerprint: Of the tokens and borders themselves: the same on every machine that holds the
             same text.
-        folder: Where they are kept.
     """
 
     name: str
     tokens: np.ndarray
     offsets: np.ndarray
     fingerprint: str
-    folder: Path
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.offsets) - 1
 
 
 def tokenized(source: Source, tokenizer: Tokenizer, root: Path) -> TokenizedSource:
@@ -59,12 +53,15 @@ def tokenized(source: Source, tokenizer: Tokenizer, root: Path) -> TokenizedSour
 
     Raises UsageError for a source without text, and what the source's reader raises.
     """
-    key = hashlib.sha256(
-        json.dumps([FORMAT, source.identity, tokenizer.fingerprint]).encode()
-    ).hexdigest()[:32]
-    folder = build_once(
-        root / f"tokens-{key}", lambda temporary: _write(source, tokenizer, temporary)
-    )
+    identity = source.identity
+
+    def build(temporary: Path) -> None:
+        _write(source, tokenizer, temporary)
+        if source.identity != identity:
+            raise UsageError(f"data.sources: {source.name} changed while it was read; start again")
+
+    named = json.dumps([FORMAT, identity, tokenizer.fingerprint])
+    folder = build_once(root / f"tokens-{hashlib.sha256(named.encode()).hexdigest()[:32]}", build)
     about = json.loads((folder / "about.json").read_text())
     return TokenizedSource(
         name=source.name,
@@ -72,19 +69,13 @@ def tokenized(source: Source, tokenizer: Tokenizer, root: Path) -> TokenizedSour
         tokens=np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r").view(np.ndarray),
         offsets=np.load(folder / "offsets.npy", mmap_mode="r"),
         fingerprint=about["fingerprint"],
-        folder=folder,
     )
 
 
 def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    digest, lengths, total, began, spoke = (
-        hashlib.sha256(),
-        array("q"),
-        0,
-        time.monotonic(),
-        time.monotonic(),
-    )
+    digest, lengths, total = hashlib.sha256(), array("q"), 0
+    began = spoke = time.monotonic()
     with open(folder / "tokens.bin", "wb") as stream:
         for ids, ended in _encoded(source, tokenizer):
             data = ids.astype(dtype).tobytes()

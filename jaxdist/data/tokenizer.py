@@ -88,9 +88,6 @@ class JsonTokenizer(Tokenizer):
     def __init__(
         self, inner: Any, *, name: str, eos_id: int | None, bos_id: int | None, fingerprint: str
     ):
-        # A file may ask for truncation or padding of single requests: a document is taken whole.
-        inner.no_truncation()
-        inner.no_padding()
         # Text that spells a special token is then encoded like any other text.
         inner.encode_special_tokens = True
         self._inner = inner
@@ -215,6 +212,9 @@ def _from_json(path: Path) -> JsonTokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise UsageError(f"data.tokenizer: {path} is not a tokenizer.json ({error})") from error
+    # A file may ask for truncation or padding of single requests: a document is taken whole.
+    inner.no_truncation()
+    inner.no_padding()
     # A tokenizer that opens documents says so in its template, not in its vocabulary.
     opening = inner.encode("", add_special_tokens=True).ids
     fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,101 @@
+"""What an entry of data.sources stands for, and what is refused with its path."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxdist.config import UsageError
+from jaxdist.data.sources import FileSource, resolve
+
+
+def files(entry: str) -> list[str]:
+    source = resolve(entry)
+    assert isinstance(source, FileSource)
+    return [file.name for file in source.files]
+
+
+def test_embedded_text_is_whole():
+    parts = list(resolve("embedded").parts())
+    assert len(parts) == 9 and all(part.ends for part in parts)
+    size = sum(len(part.text) for part in parts)
+    assert 1_000_000 < size < 1_200_000
+    assert all(part.text.isascii() for part in parts)
+
+
+def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("b.txt", "a.jsonl", "deep/c.txt", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert files(str(tmp_path / "b.txt")) == ["b.txt"]
+    assert files(str(tmp_path)) == ["a.jsonl", "b.txt", "c.txt"]
+    assert files(str(tmp_path / "*.txt")) == ["b.txt"]
+    assert files(str(tmp_path / "**" / "*.txt")) == ["b.txt", "c.txt"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files("~/b.txt") == ["b.txt"]
+
+
+def test_options_reach_the_source(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a\n--\nb\n")
+    source = resolve({"path": str(tmp_path / "a.txt"), "separator": "--", "weight": 2})
+    assert [part.text for part in source.parts()] == ["a\n", "b\n"]
+
+
+def test_identity_follows_the_content(tmp_path: Path):
+    file = tmp_path / "a.txt"
+    file.write_text("abc")
+    before = resolve(str(file)).identity
+    assert resolve(str(file)).identity == before
+    file.write_text("abcd")
+    assert resolve(str(file)).identity != before
+    assert resolve({"path": str(file), "separator": "-"}).identity != resolve(str(file)).identity
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("nothing.txt", "no file or folder .*nothing.txt; .*hf:NAME"),
+        ("*.txt", "nothing that ends in .txt.* matches .*\\*.txt"),
+        ("empty", "the folder .*empty holds no file"),
+        ("a.md", "a.md is of no known kind; it must end in .txt"),
+    ],
+)
+def test_nothing_to_read_is_refused_with_its_path(entry: str, said: str, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.md").write_text("x")
+    with pytest.raises(UsageError, match=said):
+        resolve(str(tmp_path / entry))
+
+
+def test_unreadable_files_are_refused(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.txt").chmod(0)
+    user = os.geteuid()
+    try:
+        if user == 0:
+            os.seteuid(65534)  # root reads everything, nobody does not
+        with pytest.raises(PermissionError, match="a.txt"):
+            resolve(str(tmp_path / "a.txt"))
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.slow
+def test_hugging_face_datasets(tmp_path: Path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"body": ["one", "two"], "n": [1, 2]})
+    rows.save_to_disk(tmp_path / "single")
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(tmp_path / "both")
+    for path, options, texts in (
+        (str(tmp_path / "single"), {}, ["one", "two"]),
+        (f"hf:{tmp_path}/both", {}, ["one", "two"]),
+        (str(tmp_path / "both"), {"split": "test"}, ["two"]),
+    ):
+        source = resolve({"path": path, "field": "body", **options})
+        assert [part.text for part in source.parts()] == texts
+        assert source.identity == resolve({"path": path, "field": "body", **options}).identity
+    with pytest.raises(UsageError, match="no field 'text'; its fields are body, n"):
+        resolve(str(tmp_path / "single")).identity  # noqa: B018
+    with pytest.raises(UsageError, match="cannot load split validation of the dataset"):
+        resolve({"path": str(tmp_path / "both"), "split": "validation"}).identity  # noqa: B018
