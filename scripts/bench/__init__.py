@@ -1,0 +1,1 @@
+"""Benchmarks: contenders in processes of their own, that take turns."""
