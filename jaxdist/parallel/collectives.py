@@ -34,9 +34,7 @@ def pmax(x: Array, axis: str, spec: P) -> Array:
 
 def reduce_scatter(x: Array, axis: str, dim: int, spec: P) -> Array:
     """Sum over `axis`, of which each member keeps its slice of `dim`."""
-    return _over_tp(
-        lambda x: lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), spec
-    )(x)
+    return _over_tp(lambda x: lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), spec)(x)
 
 
 def all_gather(x: Array, axis: str, dim: int, spec: P) -> Array:

@@ -25,9 +25,7 @@ def training_context(
     constrain = rules.constrain if mesh.tp > 1 else lambda x, axes: x
     heads = ("batch", "length", "heads", "head_dim")
 
-    def attend(
-        q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache
-    ) -> tuple[Array, Cache]:
+    def attend(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache) -> tuple[Array, Cache]:
         if num_kv_heads % mesh.tp:
             # Each member attends with its own query heads, so it takes a copy of their kv heads.
             group = num_heads // num_kv_heads

@@ -135,9 +135,7 @@ class _Region:
         self.norm = norm
         self.microbatches = jax.tree.map(vary, microbatches)
         self.index = lax.axis_index("pp")
-        self.residual_spec = only(
-            pipeline.rules.spec(("batch", "sequence", "embed")), "tp"
-        )
+        self.residual_spec = only(pipeline.rules.spec(("batch", "sequence", "embed")), "tp")
         rows = pipeline.model.padded_vocab_size // pipeline.mesh.pp
         self.vocabulary = Vocabulary(
             vocab_size=pipeline.model.vocab_size,

@@ -55,9 +55,7 @@ class Stage:
         def body(index: Array, carry: tuple[Array, Residuals]) -> tuple[Array, Residuals]:
             x, residuals = carry
             x, saved, _ = self._linearize(self._at(index), x, inputs)
-            return x, [
-                write(r, s, slot, index) for r, s in zip(residuals, saved, strict=True)
-            ]
+            return x, [write(r, s, slot, index) for r, s in zip(residuals, saved, strict=True)]
 
         return lax.fori_loop(0, trips, body, (x, residuals))
 
@@ -81,7 +79,10 @@ class Stage:
             cotangent, gradients = carry
             index = trips - 1 - step
             parameters = self._at(index)
-            known, saved = jax.tree.leaves((parameters, inputs)), (read(r, slot, index) for r in residuals)
+            known, saved = (
+                jax.tree.leaves((parameters, inputs)),
+                (read(r, slot, index) for r in residuals),
+            )
             leaves = [next(saved) if k is None else known[k] for k in closure.known]
             layer_gradients, cotangent = jax.tree.unflatten(closure.tree, leaves)(cotangent)
             gradients = jax.tree.map(

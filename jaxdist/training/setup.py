@@ -35,7 +35,7 @@ class Setup:
     @classmethod
     def of(cls, config: RunConfig) -> "Setup":
         """Build the mesh over the devices there are."""
-        mesh = make_mesh(config.mesh_shape)
+        mesh = make_mesh(config.mesh_shape, config)
         check_mesh(config, shape_of(mesh))
         return cls(config, mesh)
 

@@ -1,0 +1,273 @@
+"""The training run: wiring of setup, data, checkpoints and logs around the compiled step.
+
+Dispatch runs one step ahead of the host, which reads a step's metrics while the next one
+computes. Before a checkpoint is written all metrics up to it are read, judged and on disk, so no
+checkpoint holds a state that has gone bad and no restart loses a step's record.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+import jaxdist
+from jaxdist import platform
+from jaxdist.config import RunConfig, UsageError
+from jaxdist.config.layers import save_config
+from jaxdist.data.loader import Loader, make_loader
+from jaxdist.data.prefetch import prefetch
+from jaxdist.parallel import distributed
+from jaxdist.training.batches import batch_maker
+from jaxdist.training.checkpoint import Checkpointer
+from jaxdist.training.flops import flops_per_token, peak_flops
+from jaxdist.training.metrics import MetricsLog
+from jaxdist.training.plot import plot_loss
+from jaxdist.training.progress import Progress
+from jaxdist.training.resume import differences
+from jaxdist.training.setup import Setup
+from jaxdist.training.signals import ABORTED, StopSignals
+from jaxdist.training.state import TrainState
+from jaxdist.training.step import Batch, Metrics
+
+
+def run(config: RunConfig) -> int:
+    """Train as `config` says; returns the process's exit code.
+
+    0 at the end or after SIGTERM (checkpointed), 130 after Ctrl-C (checkpointed). Raises
+    `UsageError` for what cannot work and `NonFinite` where a metric stops the run.
+    """
+    distributed.start()
+    if jax.default_backend() == "cpu":
+        platform.keep_freed_memory()
+    setup = Setup.of(config)
+    if config.dry_run:
+        from jaxdist.training import dry_run
+
+        dry_run.report(setup)
+        return 0
+    start = _resume_point(config)
+    loader = make_loader(config)
+    validation = make_loader(config, "validation") if config.eval.every else None
+    with _Run(setup, loader, validation, start) as training:
+        return training.run()
+
+
+class _Run:
+    """One process's part of a run, from restored state to closed logs."""
+
+    def __init__(
+        self, setup: Setup, loader: Loader, validation: Loader | None, start: int | None
+    ) -> None:
+        config = setup.config
+        self.setup, self.config, self.loader, self.validation = setup, config, loader, validation
+        self.checkpoints = Checkpointer(config.run_dir / "checkpoints", config.checkpoint)
+        self.step, self.tokens = 0, 0
+        if start is not None:
+            self._refuse_changes(start)
+        self.last = min(config.train.steps, config.train.stop_after or config.train.steps)
+        self.train_step = setup.compile_train_step()
+        self.eval_step = setup.compile_eval_step() if validation else None
+        self.state = self._first_state(start)
+        self.flops = flops_per_token(config.model, config.train.sequence_length)
+        self.peak = peak_flops(setup.mesh.devices.size, setup.policy.compute_dtype)
+        self.first_process = distributed.is_first_process()
+        if self.first_process:
+            save_config(config, config.run_dir / "config.yaml")
+        self.log = MetricsLog(config.run_dir, config.log, resume_step=self.step)
+        self.progress = Progress(config, self.step, self.last)
+        self.unread: tuple[int, Metrics] | None = None
+        self.clock = time.perf_counter()
+
+    def __enter__(self) -> "_Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.close()
+        self.log.close()
+        self.checkpoints.close()
+
+    def run(self) -> int:
+        """All steps from the restored one on; returns the exit code."""
+        with StopSignals() as signals, self._batches(self.loader) as batches:
+            for step, batch in batches:
+                with self._profiled(step + 1):
+                    self.state, metrics = self.train_step(self.state, batch)
+                self._read_metrics()
+                self.step, self.unread = step + 1, (step + 1, metrics)
+                stopping = signals.stop_after(self.step)
+                if self._due(self.config.eval.every) or (self.validation and self._at_end()):
+                    self._evaluate()
+                if self._due(self.config.checkpoint.every) or self._at_end() or stopping:
+                    self._save()
+                if stopping:
+                    return self._stopped(signals.received)
+        self._save()
+        self.checkpoints.wait()
+        if self.first_process:
+            plot_loss(self.config.run_dir)
+        return 0
+
+    def _first_state(self, start: int | None) -> TrainState:
+        if start is None:
+            return self.setup.initial_state()
+        target = self.setup.layout.target(self.setup.mesh)
+        state, extra = self.checkpoints.restore(start, target)
+        self.step, self.tokens = start, extra["tokens"]
+        return state
+
+    def _refuse_changes(self, start: int) -> None:
+        saved = self.checkpoints.extra(start)
+        changed = differences(saved["config"], asdict(self.config))
+        if not changed and saved["data"] != self.loader.fingerprint:
+            changed = [f"data: {saved['data']} saved, {self.loader.fingerprint} asked"]
+        if changed:
+            raise UsageError(
+                f"{self.config.run_dir} holds a run with other settings: {'; '.join(changed)}; "
+                "give them back their values, or choose another --output-dir"
+            )
+
+    @contextmanager
+    def _batches(self, loader: Loader) -> Iterator[Any]:
+        make = self._maker(loader)
+        with prefetch(
+            loader, self.step, lambda _, step: make(step), stop_step=self.last
+        ) as batches:
+            yield batches
+
+    def _maker(self, loader: Loader) -> Any:
+        train = self.config.train
+        return batch_maker(
+            loader,
+            self.setup.mesh,
+            self.config.parallel.num_microbatches,
+            train.global_batch_size,
+            train.sequence_length,
+        )
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0
+
+    def _at_end(self) -> bool:
+        return self.step == self.last
+
+    def _read_metrics(self) -> None:
+        """Log the step in flight, once it is done."""
+        row = self._next_row()
+        if row is not None:
+            self._record(row)
+
+    def _next_row(self) -> dict[str, float] | None:
+        """Wait for the step in flight, if there is one, and give its row of metrics."""
+        if self.unread is None:
+            return None
+        (step, metrics), self.unread = self.unread, None
+        values = {name: float(value) for name, value in metrics.items()}
+        now = time.perf_counter()
+        seconds, self.clock = now - self.clock, now
+        train = self.config.train
+        rate = train.global_batch_size * train.sequence_length / seconds
+        self.tokens += int(values["num_tokens"])
+        row = {
+            "step": step,
+            "loss": values["loss"],
+            "grad_norm": values["grad_norm"],
+            "learning_rate": values["learning_rate"],
+            "tokens": self.tokens,
+            "tokens_per_second": rate,
+            "mfu": rate * self.flops / self.peak,
+        }
+        return row | {name: values[name] for name in ("loss_scale", "skipped") if values.get(name)}
+
+    def _record(self, row: dict[str, float]) -> None:
+        """Log a row, and stop the run where it has gone bad."""
+        self.log.write(row)
+        self.progress.update(row)
+        bad = [name for name in ("loss", "grad_norm") if not math.isfinite(row[name])]
+        if bad and not row.get("skipped"):
+            raise NonFinite(self._bad_step(int(row["step"]), row, bad))
+
+    def _bad_step(self, step: int, row: dict[str, float], bad: list[str]) -> str:
+        named = ", ".join(f"{name} is {row[name]}" for name in bad)
+        kept = self.checkpoints.latest_step()
+        good = f"the checkpoint of step {kept} is kept" if kept else "there is no checkpoint yet"
+        return (
+            f"step {step}: {named}; stopped, {good}. Lower optimizer.learning_rate, or go on "
+            "past such steps with --train.on_nonfinite skip"
+        )
+
+    def _evaluate(self) -> None:
+        assert self.validation is not None and self.eval_step is not None
+        row = self._next_row()
+        make = self._maker(self.validation)
+        sums = [
+            self.eval_step(self.state.params, make(step))
+            for step in range(self.config.eval.batches)
+        ]
+        loss = sum(float(s["loss_sum"]) for s in sums)
+        count = sum(float(s["num_tokens"]) for s in sums)
+        if row is not None:
+            self._record(row | {"val_loss": loss / max(count, 1)})
+        self.clock = time.perf_counter()
+
+    def _save(self) -> None:
+        self._read_metrics()
+        self.log.flush()
+        extra = {
+            "config": asdict(self.config),
+            "data": self.loader.fingerprint,
+            "tokens": self.tokens,
+            "version": jaxdist.__version__,
+        }
+        self.checkpoints.save(self.step, self.state, extra)
+        self.clock = time.perf_counter()
+
+    def _stopped(self, received: int | None) -> int:
+        self.checkpoints.wait()
+        if self.first_process:
+            name = signal.Signals(received or signal.SIGTERM).name
+            self.progress.say(
+                f"{name}: saved step {self.step} in {self.config.run_dir}; the same command "
+                "with --resume auto goes on from there"
+            )
+        return ABORTED if received == signal.SIGINT else 0
+
+    @contextmanager
+    def _profiled(self, step: int) -> Iterator[None]:
+        """Trace the steps that the config asks for, whole steps with their device work."""
+        traced = self.config.profile.first_and_last
+        if traced and step == traced[0]:
+            jax.profiler.start_trace(self.config.run_dir / "profile")
+        yield
+        if traced and step == traced[1]:
+            jax.block_until_ready(self.state)
+            jax.profiler.stop_trace()
+
+
+class NonFinite(ArithmeticError):
+    """A loss or gradient norm that is NaN or infinite."""
+
+
+def _resume_point(config: RunConfig) -> int | None:
+    """Step to go on from, None for a fresh start. Writes nothing."""
+    directory = config.run_dir / "checkpoints"
+    latest = None
+    if directory.is_dir():
+        reader = Checkpointer(directory, None)
+        latest = reader.latest_step()
+        reader.close()
+    if config.resume == "must" and latest is None:
+        raise UsageError(
+            f"--resume must, but there is no checkpoint in {directory}; "
+            "give the run's --output-dir, or --resume auto"
+        )
+    if config.resume == "never" and latest is not None:
+        raise UsageError(
+            f"--resume never, but {directory} holds the checkpoint of step {latest}; "
+            "choose another --output-dir, or --resume auto"
+        )
+    return latest
