@@ -16,7 +16,7 @@ from jaxdist.config.errors import UsageError
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 # A document of a text file is handed on in parts of about this many bytes, cut at a line's end. The
 # tokenizer may see a border there that the whole text does not have.
-PART_BYTES = 1 << 24
+PART_BYTES = 1 << 20
 
 
 class Part(NamedTuple):

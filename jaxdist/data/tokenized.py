@@ -26,7 +26,7 @@ from jaxdist.data.tokenizer import Tokenizer
 FORMAT = 1  # raised when the files below change their meaning
 # Text is tokenized in batches of about this many characters: enough for all cores, little for the
 # memory.
-BATCH_CHARACTERS = 1 << 22
+BATCH_CHARACTERS = 1 << 23
 SPEAK_EVERY = 10.0  # seconds
 
 

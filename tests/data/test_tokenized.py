@@ -1,5 +1,9 @@
 """Documents with their borders on disk, whatever their parts and batches were."""
 
+import random
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,3 +109,34 @@ def test_a_broken_line_keeps_nothing(tmp_path: Path):
     file.write_text('{"text": "good"}\n{"text": "mended"}\n')
     made = tokenized(resolve(str(file)), BytesTokenizer(), tmp_path / "cache")
     assert len(made.offsets) == 3
+
+
+TOKENIZE = """
+import sys
+from pathlib import Path
+from jaxdist.data.sources import resolve
+from jaxdist.data.tokenized import tokenized
+from jaxdist.data.tokenizer import load_tokenizer
+print(tokenized(resolve(sys.argv[1]), load_tokenizer("bytes"), Path(sys.argv[2])).fingerprint)
+"""
+
+
+@pytest.mark.slow
+def test_runs_killed_at_any_moment_leave_whole_tokens(tmp_path: Path):
+    file, cache = tmp_path / "a.jsonl", tmp_path / "cache"
+    line = '{"text": "' + "All the world's a stage. " * 20 + '"}\n'
+    file.write_text("".join(f"{line[:-3]} {i}{line[-3:]}" for i in range(40_000)))
+    whole = tokenized(resolve(str(file)), BytesTokenizer(), tmp_path / "undisturbed").fingerprint
+    command = [sys.executable, "-c", TOKENIZE, str(file), str(cache)]
+    chance = random.Random(0)
+    killed = 0
+    for _ in range(10):
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.3, 1.5))
+        run.kill()
+        run.communicate()
+        killed += run.returncode != 0
+    assert killed > 3
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == whole
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
