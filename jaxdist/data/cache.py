@@ -6,6 +6,7 @@ holder dies, lets one process of a host build while the others wait; where the f
 locks, both build and the first rename wins.
 """
 
+import errno
 import os
 import shutil
 import socket
@@ -42,9 +43,8 @@ def cache_root(chosen: str | None = None) -> Path:
     if _writable(root):
         return root
     # The same for all processes of a user, so that they share the work.
-    fallback = (
-        Path(tempfile.gettempdir()) / f"jaxdist-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    )
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    fallback = Path(tempfile.gettempdir()) / f"jaxdist-{user}"
     print(
         f"jaxdist: warning: {root} cannot be written; tokenized data goes to {fallback}",
         file=sys.stderr,
@@ -62,17 +62,15 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """
     if folder.is_dir():
         return folder
+    own = f"{BUILDING}{socket.gethostname()}-"
     with _lock(folder) as alone:
         if folder.is_dir():  # another process was faster
             return folder
         if alone:
-            # Left by killed builders. The lock is this host's, so those of other hosts may be
-            # alive.
-            for leftover in folder.parent.glob(f"{folder.name}{BUILDING}{socket.gethostname()}-*"):
+            # Left by killed builders; those of other hosts, where locks are not shared, may live.
+            for leftover in folder.parent.glob(f"{folder.name}{own}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-        temporary = folder.with_name(
-            f"{folder.name}{BUILDING}{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        )
+        temporary = folder.with_name(f"{folder.name}{own}{uuid.uuid4().hex[:8]}")
         temporary.mkdir(parents=True)
         try:
             build(temporary)
@@ -81,9 +79,11 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, OSError) and folder.is_dir():
-                return (
-                    folder  # a process that holds no common lock renamed its own, equal one first
-                )
+                return folder  # a process without a common lock put its own, equal one there first
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise UsageError(
+                    f"no space is left for {folder}; free some, or set data.cache_dir"
+                ) from error
             raise
     return folder
 

@@ -8,7 +8,7 @@ which asks for its own rows only.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -117,27 +117,23 @@ def make_loader(config: RunConfig, split: Split = "train") -> Loader:
     data, length = config.data, config.train.sequence_length
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r} is neither train nor validation")
-    sources, kept = _entries(data, split)
+    sources, held = _entries(data, split)
+    side = int(split == "validation")
     if SYNTHETIC in map(source_path, sources):
         vocab_size = config.model.vocab_size
-        rows: list[Rows] = [
-            SyntheticRows(vocab_size=vocab_size, length=length, stream=int(split == "validation"))
-        ]
+        rows: list[Rows] = [SyntheticRows(vocab_size=vocab_size, length=length, stream=side)]
         weights, made_of = None, "none"
     else:
         tokenizer = _tokenizer(data.tokenizer)
         check_fits(tokenizer, config.model)
         vocab_size, made_of = tokenizer.vocab_size, tokenizer.fingerprint
-        root, weights = cache_root(data.cache_dir), _weights(sources)
-        rows = []
-        for entry in sources:
-            source = tokenized(resolve(entry), tokenizer, root)
-            sides = hold_back(source.offsets, kept)
-            rows.append(
-                TextRows(source, row_table(sides[split == "validation"], length, data.pack))
-            )
+        weights = _weights(sources)
+        rows = [
+            TextRows(source, row_table(hold_back(source.offsets, held)[side], length, data.pack))
+            for source in _tokenized(sources, tokenizer, data.cache_dir)
+        ]
         _refuse_empty(rows, weights, split, data)
-    told = [[one.fingerprint for one in rows], weights, made_of, split, kept, length, data.pack]
+    told = [[one.fingerprint for one in rows], weights, made_of, split, held, length, data.pack]
     return Loader(
         rows,
         weights,
@@ -155,6 +151,14 @@ def _entries(data: DataConfig, split: Split) -> tuple[Sequence[str | Mapping[str
         return data.sources, data.validation_fraction
     # Sources of their own are validation as a whole, and nothing is held back from the others.
     return (data.validation_sources, 1.0) if split == "validation" else (data.sources, 0.0)
+
+
+def _tokenized(
+    entries: Sequence[str | Mapping[str, Any]], tokenizer: Tokenizer, cache_dir: str | None
+) -> Iterator[TokenizedSource]:
+    root = cache_root(cache_dir)
+    for entry in entries:
+        yield tokenized(resolve(entry), tokenizer, root)
 
 
 def _weights(entries: Sequence[str | Mapping[str, Any]]) -> list[float] | None:

@@ -63,7 +63,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path):
         (folder / "a").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UsageError, match="no space is left for .*made; .*data.cache_dir"):
         build_once(tmp_path / "made", build)
     assert [path.name for path in tmp_path.iterdir()] == ["made.lock"]
 
