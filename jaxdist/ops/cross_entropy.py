@@ -1,6 +1,7 @@
 """Cross entropy with its gradients made on the way, so that logits are never stored.
 
-N tokens, V vocabulary rows held here (one shard of the vocabulary), D hidden size, C tokens a chunk.
+N tokens, V vocabulary rows held here (one shard of the vocabulary), D hidden size, C tokens of a
+chunk.
 """
 
 from collections.abc import Callable

@@ -96,22 +96,51 @@ def _collective(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:
 
 def _groups(instruction: Instruction, num_devices: int) -> np.ndarray:
     """[groups, members] places in the mesh; of a permute [pairs, 2]."""
-    listed = instruction.attribute(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
-    if listed:
-        return np.array([_numbers(group) for group in re.findall(r"\{([\d,]*)\}", listed)])
-    if "replica_groups={}" in instruction.attributes:
+    text = instruction.attributes
+    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", text):
+        return np.array([_numbers(group) for group in re.findall(r"\{([\d,]*)\}", found.group(1))])
+    if "replica_groups={}" in text:
         return np.arange(num_devices)[None]
-    # [groups,members]<=[dims]T(order): places counted over dims, transposed, cut into groups.
-    iota = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
-    found = re.search(iota, instruction.attributes)
-    if found is None:
-        raise ValueError(
-            f"{instruction.opcode} %{instruction.name} spells its groups in an unknown way: "
-            f"{instruction.attributes.strip(', ')}"
-        )
-    shape, dims = _numbers(found.group(1)), _numbers(found.group(2))
-    order = _numbers(found.group(3)) if found.group(3) else range(len(dims))
-    return np.arange(num_devices).reshape(dims).transpose(order).reshape(shape)
+    if found := re.search(r"replica_groups=\[([\d,]+)\]<=(\S+?)(?:,? |,$|$)", text):
+        return _places(found.group(2)).reshape(_numbers(found.group(1)))
+    if found := _MESH_GROUPS.search(text):
+        return _mesh_groups(*found.groups())
+    raise ValueError(
+        f"{instruction.opcode} %{instruction.name} spells its groups in an unknown way: {text}"
+    )
+
+
+# mesh['a'=2,'b'=4], device_ids=(...) {'b'}: the groups lie along axis b of a mesh of XLA's own.
+_MESH_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{([^}]*)\}"
+)
+
+
+def _mesh_groups(mesh: str, device_ids: str | None, along: str) -> np.ndarray:
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
+    names, shape = list(sizes), list(sizes.values())
+    # 'b':(2)4 is the part of axis b that has 2 steps outside of it and 4 of its own.
+    parts = re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", along)
+    for name, outer, size in (part for part in parts if part[2]):
+        dim = names.index(name)
+        own = (int(outer), int(size), shape[dim] // int(outer) // int(size))
+        shape[dim : dim + 1] = own
+        names[dim : dim + 1] = [f"{name}({outer}", f"{name}({outer}){size}", f"{name}){size}"]
+    places = _places(device_ids or f"[{math.prod(shape)}]").reshape(shape)
+    dims = [names.index(f"{name}({outer}){size}" if size else name) for name, outer, size in parts]
+    return np.moveaxis(places, dims, range(-len(dims), 0)).reshape(
+        -1, math.prod(shape[dim] for dim in dims)
+    )
+
+
+def _places(text: str) -> np.ndarray:
+    """`[dims]T(order)`: places counted over dims, then transposed; or a list of places."""
+    if not text.startswith("["):
+        return np.array(_numbers(text))
+    dims, order = (re.findall(rf"{opening}([\d,]+)", text) for opening in (r"\[", r"T\("))
+    shape = _numbers(dims[0])
+    places = np.arange(math.prod(shape)).reshape(shape)
+    return places.transpose(_numbers(order[0])) if order else places
 
 
 def _axes(groups: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The model's surroundings inside the pipeline: precision, attention and tp sharding constraints."""
+"""The model's surroundings inside the pipeline: precision, attention, sharding over tp."""
 
 from functools import partial
 

@@ -193,8 +193,9 @@ def _check(schedule: Schedule) -> None:
     if early.size:
         microbatch = int(early[0, 0])
         raise ValueError(
-            f"schedule {schedule.name!r}: tick {backward[last, microbatch]}, stage {last}: backward "
-            f"of microbatch {microbatch} before its forward in tick {forward[last, microbatch]}"
+            f"schedule {schedule.name!r}: tick {backward[last, microbatch]}, stage {last}: "
+            f"backward of microbatch {microbatch} before its forward in tick "
+            f"{forward[last, microbatch]}"
         )
 
 

@@ -32,7 +32,7 @@ from jaxdist.training.resume import differences
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
 from jaxdist.training.state import TrainState
-from jaxdist.training.step import Batch, Metrics
+from jaxdist.training.step import Metrics
 
 
 def run(config: RunConfig) -> int:
@@ -204,10 +204,10 @@ class _Run:
         assert self.validation is not None and self.eval_step is not None
         row = self._next_row()
         make = self._maker(self.validation)
-        sums = [
-            self.eval_step(self.state.params, make(step))
-            for step in range(self.config.eval.batches)
-        ]
+        # No row counts twice, however little text is held back.
+        epoch = self.validation.num_rows // self.config.train.global_batch_size
+        batches = range(min(self.config.eval.batches, max(epoch, 1)))
+        sums = [self.eval_step(self.state.params, make(step)) for step in batches]
         loss = sum(float(s["loss_sum"]) for s in sums)
         count = sum(float(s["num_tokens"]) for s in sums)
         if row is not None:
