@@ -1,1 +1,4 @@
-"""Pure numerical functions, arrays in and arrays out; each fast path has a slow twin that tests compare it with."""
+"""Pure numerical functions, arrays in and arrays out.
+
+Each fast path has a slow twin, and tests compare the two.
+"""

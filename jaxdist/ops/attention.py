@@ -7,6 +7,9 @@ key head n // G), G query heads a key head, H head dim.
 import jax
 import jax.numpy as jnp
 
+from jaxdist.ops.blocked_attention import blocked_attention
+from jaxdist.ops.product import platform
+
 
 def causal_attention(
     q_BTNH: jax.Array,
@@ -23,13 +26,21 @@ def causal_attention(
     sliding_window: a query sees itself and the `sliding_window - 1` keys before it.
     scale: defaults to 1 / sqrt(H). The softmax is fp32.
     """
-    return reference_attention(
+    scale = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
+    if not _cudnn_takes(q_BTNH):
+        return blocked_attention(q_BTNH, k_BTKH, v_BTKH, segment_ids, sliding_window, scale)
+    mask_B1TT = None
+    if segment_ids is not None:
+        mask_B1TT = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    return jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
         v_BTKH,
-        segment_ids=segment_ids,
-        sliding_window=sliding_window,
+        mask=mask_B1TT,
         scale=scale,
+        is_causal=True,
+        local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
+        implementation="cudnn",
     )
 
 
@@ -55,7 +66,7 @@ def attention_mask(
     key_segments_BS: jax.Array | None = None,
     sliding_window: int | None = None,
 ) -> jax.Array:
-    """Which key each query sees, [B, T, S] bool: keys at or before it, in its window and segment."""
+    """Which keys each query sees, [B, T, S] bool: up to itself, in its window and segment."""
     distance_BTS = query_positions_BT[:, :, None] - key_positions_BS[:, None, :]
     mask_BTS = distance_BTS >= 0
     if sliding_window is not None:
@@ -94,3 +105,11 @@ def masked_attention(
         "bkgts,bskh->btkgh", weight_BKGTS, v_BSKH.astype(jnp.float32), precision=highest
     )
     return out_BTKGH.reshape(q_BTNH.shape).astype(q_BTNH.dtype)
+
+
+def _cudnn_takes(q_BTNH: jax.Array) -> bool:
+    """Whether cuDNN's flash attention can run it, which is only known where the GPU is."""
+    _, length, _, head_dim = q_BTNH.shape
+    here = platform() == "gpu" and jax.default_backend() == "gpu"
+    fits = head_dim % 8 == 0 and head_dim <= 128 and length % 2 == 0
+    return here and fits and q_BTNH.dtype in (jnp.bfloat16, jnp.float16)

@@ -38,9 +38,7 @@ def product(
         compute_dtype = jnp.float32
     a, b = a.astype(compute_dtype), b.astype(compute_dtype)
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        a, b, dims, precision=precision, preferred_element_type=jnp.float32
-    )
+    return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def platform() -> str:
