@@ -9,7 +9,7 @@ docs/gguf.md).
 import math
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -42,7 +42,7 @@ Value = bool | int | float | str | np.ndarray | Sequence[str]
 class Strings(Sequence[str]):
     """An array of strings left in the file and decoded when read."""
 
-    def __init__(self, data: memoryview, spans: "array[int]", fail: Any):
+    def __init__(self, data: memoryview, spans: "array[int]", fail: Callable[[str], NoReturn]):
         self._data, self._spans, self._fail = data, spans, fail
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def read_header(path: Path) -> GGUFHeader:
     if path.stat().st_size < len(MAGIC) + 20:
         raise UsageError(f"{path}: {path.stat().st_size} bytes are too few for a GGUF file")
     data = np.memmap(path, np.uint8, mode="r")
-    cursor = _Cursor(memoryview(data), path)
+    cursor = _Cursor(data.data, path)
     if cursor.data[:4] != MAGIC:
         cursor.fail("magic", f"{bytes(cursor.data[:4])!r} is not {MAGIC!r}: not a GGUF file")
     cursor.position = 4
@@ -170,9 +170,9 @@ def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
     for index in range(num_keys):
         key = cursor.string(f"key {index}", MAX_KEY_BYTES)
-        if not key.isprintable() or key in metadata:
-            cursor.fail(f"key {key!r}", "occurs twice" if key in metadata else "is not printable")
-        metadata[key] = _read_value(cursor, key)
+        if key in metadata:
+            cursor.fail(f"key {key!r}", "occurs twice")
+        metadata[key] = _read_value(cursor, key if key.isprintable() else repr(key))
     return metadata
 
 
@@ -210,17 +210,20 @@ def _read_array(cursor: _Cursor, key: str) -> Value:
 
 
 def _read_strings(cursor: _Cursor, key: str) -> Strings:
+    def fail(rule: str) -> NoReturn:
+        cursor.fail(key, rule)
+
     count = cursor.count(key, 8, MAX_STRINGS)
     data, end, unpack = cursor.data, len(cursor.data), struct.Struct("<Q").unpack_from
     spans, position = array("q"), cursor.position
     for index in range(count):  # plain arithmetic: vocabularies have 10^5 strings
         start = position + 8
         if start > end or (position := start + unpack(data, start - 8)[0]) > end:
-            cursor.fail(key, f"string {index} reaches beyond the end of the file; truncated?")
+            fail(f"string {index} reaches beyond the end of the file; truncated?")
         spans.append(start)
         spans.append(position)
     cursor.position = position
-    return Strings(data, spans, lambda rule: cursor.fail(key, rule))
+    return Strings(data, spans, fail)
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
