@@ -36,15 +36,16 @@ def cross_entropy(
     compute_dtype: DTypeLike,
     shards: VocabularyShards = VocabularyShards(),
     chunk_size: int = 512,
-    with_gradients: bool = True,
+    dhead_VD: Array | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """Sum of `weights * -log softmax(x @ head.T)[labels]`, and its gradients by x and head.
 
     `labels` count from this shard's first row (others' labels lie outside [0, V)); rows from
-    `num_rows` on are padding and get no probability. Gradients are of this shard's logits alone:
-    summing dx over the shards is the caller's part. Returns fp32 (loss, dx_ND, dhead_VD); without
-    gradients the latter two are None. Statistics are fp32; the exponentials are rounded
-    to `compute_dtype` once, unnormalised, so that rounding cannot unbalance their sum.
+    `num_rows` on are padding and get no probability. Gradients are made where `dhead`, to which
+    the head's is added, is given; they are of this shard's logits alone, so summing dx over the
+    shards is the caller's part. Returns (loss, dx_ND, dhead_VD), None for what is not made, loss
+    and dx in fp32. Statistics are fp32; the exponentials are rounded to `compute_dtype` once,
+    unnormalised, so that rounding cannot unbalance their sum.
     """
     head = head_VD.astype(compute_dtype)
     is_row_V = lax.broadcasted_iota(jnp.int32, (head.shape[0],), 0) < num_rows
@@ -73,7 +74,7 @@ def cross_entropy(
         rescale_C = jnp.exp(own_max_C - max_C)
         sum_C = shards.sum(own_sum_C * rescale_C)
         loss = (weights_C * (max_C + jnp.log(sum_C) - shards.sum(label_C))).sum()
-        if not with_gradients:
+        if dhead_VD is None:
             return dhead_VD, (loss, None)
         # d logits = weight * (softmax - onehot), written as scale * d.
         softmax_scale_C = rescale_C / sum_C
@@ -86,11 +87,12 @@ def cross_entropy(
         top = jnp.maximum(scale_C.max(), jnp.finfo(jnp.float32).tiny)
         scaled_x_CD = (x_CD * (scale_C / top)[:, None]).astype(compute_dtype)
         dx_CD = _product(d_CV, head, 1, 0) * scale_C[:, None]
-        dhead_VD += _product(d_CV, scaled_x_CD, 0, 0) * top
+        dhead_VD += (_product(d_CV, scaled_x_CD, 0, 0) * top).astype(dhead_VD.dtype)
         if not shards.masked:
             label_weight_C = jnp.where(inside_C, weights_C, 0.0)[:, None]
             dx_CD -= head[index_C].astype(jnp.float32) * label_weight_C
-            dhead_VD = dhead_VD.at[index_C].add(-x_CD.astype(jnp.float32) * label_weight_C)
+            label_update_CD = -x_CD.astype(jnp.float32) * label_weight_C
+            dhead_VD = dhead_VD.at[index_C].add(label_update_CD.astype(dhead_VD.dtype))
         return dhead_VD, (loss, dx_CD)
 
     def chunks(a: Array) -> Array:
@@ -98,14 +100,13 @@ def cross_entropy(
         return padded.reshape(-1, chunk, *a.shape[1:])
 
     inputs = jax.tree.map(chunks, (x_ND, labels_N, weights_N))
-    dhead = jnp.zeros_like(head_VD, jnp.float32) if with_gradients else None
     if padding == 0 and chunk == x_ND.shape[0]:
-        dhead, (loss, dx_CD) = score(dhead, jax.tree.map(lambda a: a[0], inputs))
-        return loss, dx_CD, dhead
-    dhead, (losses, dx) = lax.scan(score, dhead, inputs)
+        dhead_VD, (loss, dx_CD) = score(dhead_VD, jax.tree.map(lambda a: a[0], inputs))
+        return loss, dx_CD, dhead_VD
+    dhead_VD, (losses, dx) = lax.scan(score, dhead_VD, inputs)
     if dx is not None:
         dx = dx.reshape(-1, x_ND.shape[1])[: x_ND.shape[0]]
-    return losses.sum(), dx, dhead
+    return losses.sum(), dx, dhead_VD
 
 
 def _product(a: Array, b: Array, dim_a: int, dim_b: int) -> Array:

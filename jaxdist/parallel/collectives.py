@@ -2,7 +2,7 @@
 
 Each runs in a small `shard_map` that makes tp manual too, so that it moves the local shard and
 nothing else: as plain `lax` collectives in a region manual over dp and pp alone, they made the
-partitioner gather over tp first. None of them is ever differentiated.
+partitioner gather over tp first. None of them is ever seen by autodiff.
 """
 
 from collections.abc import Callable
@@ -49,6 +49,18 @@ def ring_shift(x: Array, axis: str, by: int, spec: P) -> Array:
         return x
     ring = [(member, (member + by) % size) for member in range(size)]
     return _over_tp(lambda x: lax.ppermute(x, axis, ring), spec)(x)
+
+
+def sum_into(spec: P, x: Array, axes: tuple[str, ...]) -> Array:
+    """Where tp is manual already: the sum of `x` over `axes`, one of which is tp.
+
+    Where `spec` shards a dim over tp, each member keeps its slice of that dim.
+    """
+    if "tp" not in spec:
+        return lax.psum(x, axes)
+    x = lax.psum_scatter(x, "tp", scatter_dimension=spec.index("tp"), tiled=True)
+    others = tuple(axis for axis in axes if axis != "tp")
+    return lax.psum(x, others) if others else x
 
 
 def _over_tp(function: Callable[[Array], Array], spec: P) -> Callable[[Array], Array]:

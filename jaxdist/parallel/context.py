@@ -1,16 +1,19 @@
 """The model's surroundings inside the pipeline: precision, attention, sharding over tp."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig
-from jaxdist.models.layers import Cache, Context
+from jaxdist.models.layers import Axes, Cache, Context
 from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
-from jaxdist.parallel.sharding import Rules
+from jaxdist.parallel.products import contract, expand
+from jaxdist.parallel.sharding import Rules, only
 
 
 def training_context(
@@ -41,9 +44,24 @@ def training_context(
         )
         return out_BTNH, cache
 
+    if mesh.tp == 1:
+        products = {"dot": partial(dot, compute_dtype=compute_dtype)}
+    else:
+        products = _products(rules, compute_dtype)
     return Context(
-        dot=partial(dot, compute_dtype=compute_dtype),
+        **products,
         attend=attend,
         constrain=constrain,
         compute_dtype=compute_dtype,
     )
+
+
+def _products(rules: Rules, compute_dtype: DTypeLike) -> dict[str, Callable[..., Any]]:
+    """`dot`, which in a block joins the residual stream, and `dots`, which leave it."""
+    residual = only(rules.spec(("batch", "sequence", "embed")), "tp")
+
+    def dots(x: Array, weights: Sequence[Array], out_axes: Axes) -> tuple[Array, ...]:
+        sharded = tuple(rules.table[axis] == "tp" for axis in out_axes)
+        return expand(x, tuple(weights), sharded, residual, compute_dtype)
+
+    return {"dot": lambda x, w: contract(x, w, residual, compute_dtype), "dots": dots}

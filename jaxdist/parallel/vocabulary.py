@@ -28,7 +28,7 @@ class Scored:
     loss: Array  # []
     cotangent: Array | None = None  # [B, T, D] of the last stage's output, the same on every stage
     norm_gradients: Norm | None = None
-    head_gradient: Array | None = None  # [V, D] fp32
+    head_gradient: Array | None = None  # [V, D], what was given plus this microbatch's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ class Vocabulary:
         x_BTD = jnp.where(inside_BT[..., None], table_VD[row_BT], 0).astype(self.compute_dtype)
         return psum(self._constrain(x_BTD), "pp", self.residual_spec)
 
-    def embed_gradient(self, like_VD: Array, tokens_BT: Array, cotangent_BTD: Array) -> Array:
-        """Gradient [V, D] fp32 of this stage's rows; `cotangent` is the same on every stage."""
+    def add_embed_gradient(self, total_VD: Array, tokens_BT: Array, cotangent_BTD: Array) -> Array:
+        """`total` with the gradient of this stage's rows; `cotangent` is the same on each stage."""
         row_BT, inside_BT = self._rows(tokens_BT)
-        update_BTD = jnp.where(inside_BT[..., None], cotangent_BTD.astype(jnp.float32), 0)
-        return jnp.zeros_like(like_VD, jnp.float32).at[row_BT].add(update_BTD)
+        update_BTD = jnp.where(inside_BT[..., None], cotangent_BTD.astype(total_VD.dtype), 0)
+        return total_VD.at[row_BT].add(update_BTD)
 
     def score(
         self,
@@ -60,9 +60,12 @@ class Vocabulary:
         x_BTD: Array,
         labels_BT: Array,
         weights_BT: Array,
-        with_gradients: bool = True,
+        head_gradient_VD: Array | None,
     ) -> Scored:
-        """Sum of weighted cross entropies of the last stage's output `x`, same on every stage."""
+        """Sum of weighted cross entropies of the last stage's output `x`, same on every stage.
+
+        Gradients are made where `head_gradient`, to which the head's is added, is given.
+        """
         y_BTD, norm_vjp = jax.vjp(lambda norm, x: norm(x), norm, x_BTD)
         whole = P(*(None,) * y_BTD.ndim)
         y_BTD = lax.with_sharding_constraint(y_BTD, whole)
@@ -80,11 +83,11 @@ class Vocabulary:
                 sum=lambda x: vary(psum(x, "pp", vector)),
                 masked=self.masked,
             ),
-            with_gradients=with_gradients,
+            dhead_VD=head_gradient_VD,
         )
         # Every stage has computed the same loss; one of them counts.
         loss = jnp.where(lax.axis_index("pp") == 0, loss, 0.0)
-        if not with_gradients:
+        if dy_ND is None:
             return Scored(loss=loss)
         dy_BTD = dy_ND.reshape(y_BTD.shape).astype(y_BTD.dtype)
         dy_BTD = psum(self._constrain(dy_BTD), "pp", self.residual_spec)

@@ -15,7 +15,8 @@ import optax
 from jax import Array
 
 from jaxdist.config import RunConfig
-from jaxdist.parallel.pipeline import Microbatches, Pipeline
+from jaxdist.parallel.microbatches import Microbatches
+from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.precision import Policy
 from jaxdist.training.learning_rate import make_schedule
 from jaxdist.training.optimizer import ema_update, global_norm, num_updates
