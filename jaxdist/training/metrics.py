@@ -10,6 +10,7 @@ import importlib
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,8 +117,15 @@ def _finite(row: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _start_tensorboard(run_dir: Path, resume_step: int) -> Any:
-    from tensorboardX import SummaryWriter  # imports protobuf: only where it is wanted
-
+    # tensorboardX imports torch where it is installed: seconds, for a type it is never given.
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hidden:
+            del sys.modules["torch"]
     return SummaryWriter(logdir=str(run_dir / "tensorboard"), purge_step=resume_step + 1)
 
 

@@ -31,16 +31,15 @@ def make_optimizer(
     """The optimizer of a run, for trees of `nnx.Param` that carry their logical `axes`.
 
     Matrices and embeddings decay, gains and biases do not (the usual choice since GPT-2). The
-    decay is decoupled, multiplied by the learning rate, but for `adam` and `sgd`, where it is
-    added to the gradient as torch does. `adafactor` steps relative to each matrix's RMS, so its
-    learning rates are about 10 times AdamW's. The state's last entry counts the updates made.
+    decay is decoupled from the gradient and multiplied by the learning rate; `adam` has none.
+    `adafactor` steps relative to each matrix's RMS, so its learning rates are about 10 times
+    AdamW's. The state's last entry counts the updates made.
     """
     _check_moments(config, policy)
-    direction = _held_in(policy.moment_dtype, _direction(config))
-    decay = optax.add_decayed_weights(config.weight_decay, mask=_decayed)
-    coupled = config.name in ("adam", "sgd")
+    decay = 0.0 if config.name == "adam" else config.weight_decay
     return optax.chain(
-        *((decay, direction) if coupled else (direction, decay)),
+        _held_in(policy.moment_dtype, _direction(config)),
+        optax.add_decayed_weights(decay, mask=_decayed),
         optax.scale_by_learning_rate(make_schedule(config, total_steps)),
     )
 

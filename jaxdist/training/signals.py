@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks the loop to checkpoint and stop, a second Ctrl-C aborts."""
+"""SIGTERM and Ctrl-C: the first asks the loop to checkpoint and stop, a Ctrl-C after it aborts."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # os.write: a handler may interrupt a print that holds the stream's lock.
-        if number == signal.SIGINT and self.received == signal.SIGINT:
+        if number == signal.SIGINT and self.received is not None:
             os.write(2, (_SHOW_CURSOR if sys.stderr.isatty() else b"") + b"aborted\n")
             os._exit(ABORTED)
         if self.received is None:
             self.received = number
-            os.write(2, b"stopping after this step; Ctrl-C again aborts without a checkpoint\n")
+            os.write(2, b"stopping after this step; Ctrl-C now aborts without a checkpoint\n")
             if not self._single:
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,97 @@
+import dataclasses
+import math
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdist.config import ModelConfig
+from jaxdist.training import flops
+from jaxdist.training.flops import flops_per_token, peak_flops
+
+MODEL = ModelConfig(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=160,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+def test_equals_a_count_of_every_product():
+    tokens, head_dim = 8, 16
+    products = 3 * [
+        (64, 4 * head_dim),  # q
+        *[(64, 2 * head_dim)] * 2,  # k, v
+        (4 * head_dim, 64),  # o
+        *[(64, 160)] * 3,  # gate, up, down
+    ] + [(64, 97)]  # head
+    forward = sum(2 * rows * columns for rows, columns in products) * tokens
+    pairs = np.tril(np.ones((tokens, tokens))).sum()  # of a query and a key it may see
+    forward += 3 * 2 * (2 * pairs * 4 * head_dim)  # scores and their use, in each layer
+    assert flops_per_token(MODEL, tokens) * tokens == pytest.approx(3 * forward)
+
+
+def test_a_window_sees_fewer_tokens():
+    narrow = dataclasses.replace(MODEL, sliding_window=3)
+    pairs = sum(min(t + 1, 3) for t in range(8))
+    full = sum(t + 1 for t in range(8))
+    saved = flops_per_token(MODEL, 8) - flops_per_token(narrow, 8)
+    assert saved == pytest.approx(12 * 3 * 64 * (full - pairs) / 8)
+    wide = dataclasses.replace(MODEL, sliding_window=100)
+    assert flops_per_token(wide, 8) == flops_per_token(MODEL, 8)
+
+
+def test_an_mlp_without_gate_has_two_products():
+    plain = dataclasses.replace(MODEL, mlp="gelu")
+    assert flops_per_token(MODEL, 8) - flops_per_token(plain, 8) == 6 * 3 * 64 * 160
+
+
+def test_llama_2_7b_is_near_its_six_n():
+    llama = ModelConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+    )
+    assert flops_per_token(llama, 4096) / (6 * 6.74e9) == pytest.approx(1.06, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bf16", "fp32"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
+        ("NVIDIA H100 PCIe", 756e12, 51e12),
+        ("NVIDIA H200", 989e12, 67e12),
+        ("NVIDIA B200", 2250e12, 75e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, 19.5e12),
+        ("TPU v4", 275e12, 275e12 / 6),
+        ("TPU v5 lite", 197e12, 197e12 / 6),
+        ("TPU v5", 459e12, 459e12 / 6),
+        ("TPU v6 lite", 918e12, 918e12 / 6),
+    ],
+)
+def test_peaks_of_known_accelerators(monkeypatch, kind, bf16, fp32):
+    device = SimpleNamespace(platform="gpu", device_kind=kind)
+    monkeypatch.setattr(flops.jax, "devices", lambda: [device])
+    assert peak_flops(4, jnp.bfloat16) == pytest.approx(4 * bf16)
+    assert peak_flops(4, jnp.dtype("float32")) == pytest.approx(4 * fp32)
+
+
+def test_an_unknown_accelerator_has_no_peak(monkeypatch):
+    device = SimpleNamespace(platform="gpu", device_kind="Abacus 3000")
+    monkeypatch.setattr(flops.jax, "devices", lambda: [device])
+    assert math.isnan(peak_flops(1, jnp.bfloat16))
+
+
+def test_a_cpu_is_measured_as_one_machine():
+    assert jax.devices()[0].platform == "cpu"
+    start = time.perf_counter()
+    peak = peak_flops(8, jnp.float32)
+    assert time.perf_counter() - start < 5  # a quarter of a second where no one else computes
+    assert 1e9 < peak < 1e14

@@ -1,0 +1,109 @@
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jaxdist.config import LogConfig, RunConfig
+from jaxdist.training import progress
+from jaxdist.training.progress import Progress
+
+ROW = {
+    "step": 3,
+    "loss": 2.34567,
+    "grad_norm": 0.8312,
+    "learning_rate": 3e-4,
+    "tokens": 12288,
+    "tokens_per_second": 12345.6,
+    "mfu": 0.4312,
+}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that tests move by hand."""
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def test_a_line_holds_every_figure(capsys):
+    Progress(RunConfig(), 0, 10).update({**ROW, "loss_scale": 65536.0})
+    assert capsys.readouterr().err == (
+        "step 3/10  loss 2.3457  tokens/s 12,346  mfu 43.1%  grad_norm 0.831  lr 3.00e-04  "
+        "scale 65536\n"
+    )
+
+
+def test_without_a_terminal_a_line_every_few_seconds(capsys, clock):
+    shown = Progress(RunConfig(), 0, 10)
+    for step in range(1, 11):
+        clock.seconds += 2
+        shown.update({**ROW, "step": step})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["1/10", "4/10", "7/10", "10/10"]
+
+
+def test_time_left_is_at_the_pace_since_the_first_step(capsys, clock):
+    shown = Progress(RunConfig(), 0, 101)
+    for step, seconds in ((1, 60), (2, 69), (3, 78)):  # the first minute was compilation
+        clock.seconds = seconds
+        shown.update({**ROW, "step": step})
+    lines = capsys.readouterr().err.splitlines()
+    assert "left" not in lines[0]
+    assert lines[2].endswith("left 0:14:42")  # 98 steps of 9 s
+
+
+def test_skipped_steps_are_counted_and_validation_is_shown_at_once(capsys, clock):
+    shown = Progress(RunConfig(), 0, 10)
+    shown.update({**ROW, "step": 1, "skipped": 1.0})
+    shown.update({**ROW, "step": 2, "val_loss": 1.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert "val_loss 1.5000" in lines[1] and "skipped 1" in lines[1]
+
+
+def test_only_process_0_speaks(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    shown = Progress(RunConfig(), 0, 10)
+    shown.update(ROW)
+    shown.say("hello")
+    shown.close()
+    assert capsys.readouterr().err == ""
+
+
+DRAW = """
+import sys
+from jaxdist.config import LogConfig, RunConfig
+from jaxdist.training.progress import Progress
+
+shown = Progress(RunConfig(log=LogConfig(progress=sys.argv[1] == "bar")), 5, 10)
+shown.update({"step": 6, "loss": 2.5})
+shown.say("a line of its own")
+shown.update({"step": 10, "loss": 1.5})
+shown.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "bar"), [("bar", True), pytest.param("lines", False, marks=pytest.mark.slow)]
+)
+def test_a_terminal_gets_a_bar_where_it_is_wanted(kind, bar):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", DRAW, kind]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, stderr=theirs, env=environment, check=True)
+    os.close(theirs)
+    text = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "step 10/10" in text and "loss 1.5" in text and "a line of its own" in text
+    assert ("━" in text) == bar
+
+
+def test_without_a_bar_lines_are_printed(capsys):
+    config = replace(RunConfig(), log=LogConfig(progress=False))
+    Progress(config, 0, 10).update(ROW)
+    assert capsys.readouterr().err.startswith("step 3/10")
