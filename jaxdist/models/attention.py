@@ -1,7 +1,7 @@
 """Self-attention with grouped heads; the attention itself is the caller's `ctx.attend`.
 
 Shapes: B batch rows, T tokens, D hidden size, N query heads, K key/value heads (N = K * G),
-H head dim.
+H head dim, E = N * H or K * H.
 """
 
 import jax
@@ -36,9 +36,10 @@ class Attention(nnx.Module):
     def __call__(
         self, x_BTD: jax.Array, rope: Rope, ctx: Context, cache: Cache = None
     ) -> tuple[jax.Array, Cache]:
-        q_BTNH = self._heads(self.q_proj, "q_proj", "heads", x_BTD, ctx)
-        k_BTKH = self._heads(self.k_proj, "k_proj", "kv_heads", x_BTD, ctx)
-        v_BTKH = self._heads(self.v_proj, "v_proj", "kv_heads", x_BTD, ctx)
+        q_BTE, k_BTE, v_BTE = Linear.fan_out((self.q_proj, self.k_proj, self.v_proj), x_BTD, ctx)
+        q_BTNH = self._heads(q_BTE, "q_proj", "heads", ctx)
+        k_BTKH = self._heads(k_BTE, "k_proj", "kv_heads", ctx)
+        v_BTKH = self._heads(v_BTE, "v_proj", "kv_heads", ctx)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
         q_BTNH = checkpoint_name(apply_rope(q_BTNH, rope), "qkv")
@@ -49,9 +50,6 @@ class Attention(nnx.Module):
         out_BTE = rearrange(checkpoint_name(out_BTNH, "attn_out"), "b t n h -> b t (n h)")
         return checkpoint_name(self.o_proj(out_BTE, ctx), "o_proj"), cache
 
-    def _heads(
-        self, projection: Linear, name: str, axis: str, x_BTD: jax.Array, ctx: Context
-    ) -> jax.Array:
-        out = checkpoint_name(projection(x_BTD, ctx), name)
-        out = rearrange(out, "b t (n h) -> b t n h", h=self.head_dim)
+    def _heads(self, out_BTE: jax.Array, name: str, axis: str, ctx: Context) -> jax.Array:
+        out = rearrange(checkpoint_name(out_BTE, name), "b t (n h) -> b t n h", h=self.head_dim)
         return ctx.constrain(out, ("batch", "length", axis, "head_dim"))

@@ -6,7 +6,7 @@ Modules are plain pytrees: their leaves are the arrays inside `nnx.Param`, whose
 names each dim's logical axis. Everything else on a Module is static and hashable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Context:
     """How the model computes, decided by its caller: training, pipelining, decoding."""
 
     dot: Callable[[jax.Array, jax.Array], jax.Array]  # x [..., I], w [I, O] -> [..., O]
+    dots: Callable[[jax.Array, Sequence[jax.Array], Axes], Sequence[jax.Array]] | None = None
+    # ^ dot of one x with several w, told the logical axis of each O; None: one by one
     attend: Callable[[jax.Array, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
     # ^ q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], cache -> out [B, T, N, H], cache
     constrain: Callable[[jax.Array, Axes], jax.Array] = unconstrained
@@ -62,9 +64,22 @@ class Linear(nnx.Module):
     ):
         self.weight = init.normal(key, sizes, axes)
         self.bias = init.zeros(sizes[1:], axes[1:]) if bias else None
+        self.out_axis = axes[-1]
 
     def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
-        out = ctx.dot(x, self.weight[...])
+        return self._with_bias(ctx.dot(x, self.weight[...]))
+
+    @staticmethod
+    def fan_out(linears: Sequence["Linear"], x: jax.Array, ctx: Context) -> list[jax.Array]:
+        """Each of `linears` on the same x, in one go where the context knows how."""
+        weights = [linear.weight[...] for linear in linears]
+        if ctx.dots is None:
+            outs = [ctx.dot(x, weight) for weight in weights]
+        else:
+            outs = ctx.dots(x, weights, tuple(linear.out_axis for linear in linears))
+        return [linear._with_bias(out) for linear, out in zip(linears, outs, strict=True)]
+
+    def _with_bias(self, out: jax.Array) -> jax.Array:
         if self.bias is None:
             return out
         # Added in the master's dtype, so that the bias gradient is summed in it.

@@ -32,12 +32,13 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         axes = ("batch", "length", "mlp")
-        up_BTF = checkpoint_name(self.up_proj(x_BTD, ctx), "up_proj")
-        up_BTF = ctx.constrain(up_BTF, axes)
         if self.gate_proj is None:
-            hidden_BTF = gelu(up_BTF)
+            (up_BTF,) = Linear.fan_out((self.up_proj,), x_BTD, ctx)
+            hidden_BTF = gelu(ctx.constrain(checkpoint_name(up_BTF, "up_proj"), axes))
         else:
-            gate_BTF = checkpoint_name(self.gate_proj(x_BTD, ctx), "gate_proj")
-            hidden_BTF = GATED[self.activation](ctx.constrain(gate_BTF, axes), up_BTF)
+            up_BTF, gate_BTF = Linear.fan_out((self.up_proj, self.gate_proj), x_BTD, ctx)
+            up_BTF = ctx.constrain(checkpoint_name(up_BTF, "up_proj"), axes)
+            gate_BTF = ctx.constrain(checkpoint_name(gate_BTF, "gate_proj"), axes)
+            hidden_BTF = GATED[self.activation](gate_BTF, up_BTF)
         hidden_BTF = checkpoint_name(hidden_BTF, "mlp_hidden")
         return checkpoint_name(self.down_proj(hidden_BTF, ctx), "down_proj")

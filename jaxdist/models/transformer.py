@@ -38,15 +38,13 @@ class Block(nnx.Module):
     def __call__(
         self, x_BTD: jax.Array, rope: Rope, ctx: Context, cache: Cache = None
     ) -> tuple[jax.Array, Cache]:
-        # The residual stream may be sharded over its sequence; between a norm and a residual sum
-        # the length is whole, since attention and the weights are sharded over heads and features.
-        residual, whole = ("batch", "sequence", "embed"), ("batch", "length", "embed")
-        h_BTD = ctx.constrain(self.input_layernorm(x_BTD), whole)
-        h_BTD, cache = self.self_attn(h_BTD, rope, ctx, cache)
-        x_BTD = ctx.constrain(x_BTD + ctx.constrain(h_BTD, residual), residual)
-        h_BTD = ctx.constrain(self.post_attention_layernorm(x_BTD), whole)
-        h_BTD = self.mlp(h_BTD, ctx)
-        return ctx.constrain(x_BTD + ctx.constrain(h_BTD, residual), residual), cache
+        # The residual stream and its norms may be sharded over the sequence; the products that
+        # leave it and join it again change that to heads and features, and back.
+        residual = ("batch", "sequence", "embed")
+        h_BTD, cache = self.self_attn(self.input_layernorm(x_BTD), rope, ctx, cache)
+        x_BTD = ctx.constrain(x_BTD + h_BTD, residual)
+        h_BTD = self.mlp(self.post_attention_layernorm(x_BTD), ctx)
+        return ctx.constrain(x_BTD + h_BTD, residual), cache
 
 
 class Transformer(nnx.Module):
