@@ -46,7 +46,7 @@ class Twin:
 
 
 def _tiny_config(**fields: Any) -> ModelConfig:
-    defaults = {
+    defaults: dict[str, Any] = {
         "vocab_size": 61,
         "vocab_multiple": 32,
         "hidden_size": 32,
@@ -56,7 +56,7 @@ def _tiny_config(**fields: Any) -> ModelConfig:
         "num_key_value_heads": 2,
         "max_position_embeddings": 32,
     }
-    return ModelConfig(**(defaults | fields))
+    return ModelConfig(**defaults | fields)
 
 
 @cache

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
 from jaxdist.models import Transformer, default_context
 from jaxdist.ops.rope import rope_table
@@ -74,10 +75,10 @@ def mean_square(model: Transformer, remat: str = "none") -> jax.Array:
 
 def count_products(jaxpr) -> int:
     """dot_general equations, those of inner jaxprs included; a scan's body counts once."""
-    inner = jax.extend.core.jaxprs_in_params
     return sum(
-        (eqn.primitive.name == "dot_general") + sum(map(count_products, inner(eqn.params)))
-        for eqn in jaxpr.eqns
+        (equation.primitive.name == "dot_general")
+        + sum(map(count_products, jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
     )
 
 

@@ -1,0 +1,1 @@
+"""From a prompt to text: generation from a trained model."""

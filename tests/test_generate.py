@@ -1,0 +1,123 @@
+"""The door `generate`: a run's folder in, streamed text out, one line for each mistake."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdist import generate
+from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
+from jaxdist.config.command_line import to_yaml
+from jaxdist.inference.naive import Sampling
+from jaxdist.inference.naive import generate as generate_ids
+from jaxdist.models import Transformer
+from jaxdist.training.checkpoint import Checkpointer
+
+PROMPT = "Zoë: "
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    config = ModelConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    )
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32),
+        jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0)),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(model, tmp_path_factory) -> str:
+    """A run's folder with two checkpoints, the second being the model's."""
+    folder = tmp_path_factory.mktemp("run")
+    config = RunConfig(
+        model=model.config,
+        train=TrainConfig(sequence_length=64),
+        data=DataConfig(tokenizer="bytes"),
+    )
+    (folder / "config.yaml").write_text(to_yaml(config))
+    checkpointer = Checkpointer(folder / "checkpoints", CheckpointConfig())
+    checkpointer.save(1, {"params": jax.tree.map(jnp.zeros_like, model)}, {})
+    checkpointer.save(2, {"params": model}, {})
+    checkpointer.close()
+    return str(folder)
+
+
+def refused(capsys, *words: str) -> str:
+    """The one line that the words are refused with."""
+    with pytest.raises(SystemExit) as exit_:
+        generate.main(words)
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and err.startswith("jaxdist: error: ")
+    return err
+
+
+def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
+    words = ("--model", run, "--prompt", PROMPT, "--max-tokens", "20", "--seed", "3")
+    assert generate.main(words) == 0
+    ids = list(PROMPT.encode())
+    sampling = Sampling(max_tokens=20, temperature=0.8, seed=3)
+    ids += generate_ids(model, ids, sampling, eos_id=256, vocab_size=257)
+    expected = bytes(i for i in ids if i < 256).decode(errors="replace")
+    assert capsys.readouterr().out == expected + "\n"
+
+
+def test_pieces_come_one_by_one(run):
+    options = generate.parse(["--model", run, "--prompt", "a", "--max-tokens", "5"])
+    pieces = generate.write(options)
+    assert next(pieces) == "a"
+    assert len(list(pieces)) <= 6
+
+
+def test_options_have_defaults_and_types():
+    options = generate.parse(["--model", "1", "--prompt=-x", "--max_tokens", "5"])
+    assert options == generate.Options(model="1", prompt="-x", max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--max-tokens", "0"), "max-tokens=0 must be at least 1"),
+        (("--max-tokens", "many"), "--max-tokens cannot be 'many'"),
+        (("--temperature", "-1"), "temperature=-1.0 must be at least 0"),
+        (("--temperature", "nan"), "--temperature cannot be 'nan'"),
+        (("--seed", "-1"), "seed=-1 must be at least 0"),
+        (("--prompt", ""), "the prompt has no tokens"),
+        (("--prompt", "x" * 64), "the prompt has 64 tokens and the model's context 64"),
+        (("--max-tokens", "64"), "set max-tokens to at most 63"),
+        (("--model", "nowhere"), "--model nowhere is not a training run"),
+        (("--modle", "x"), "--modle"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, run, capsys):
+    assert message in refused(capsys, "--model", run, "--prompt", "x", *words)
+
+
+def test_options_that_are_missing_are_named(capsys):
+    assert "prompt" in refused(capsys, "--model", "x")
+
+
+def test_a_run_without_a_checkpoint_is_refused(run, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text((generate.Path(run) / "config.yaml").read_text())
+    words = ("--model", str(tmp_path), "--prompt", "x", "--max-tokens", "5")
+    assert "no checkpoint in" in refused(capsys, *words)
+    (tmp_path / "checkpoints").mkdir()
+    assert "no checkpoint in" in refused(capsys, *words)
+
+
+def test_an_interrupt_ends_without_a_traceback(run, capsys, monkeypatch):
+    def interrupted(options):
+        yield "some"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "write", interrupted)
+    assert generate.main(["--model", run, "--prompt", "x"]) == 130
+    assert capsys.readouterr().out == "some\n"
