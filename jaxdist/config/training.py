@@ -21,7 +21,8 @@ class OptimizerConfig:
         warmup_steps: Steps in which the rate rises linearly from 0; null takes 5 % of train.steps.
         decay_steps: Steps of wsd's final decay; null takes 10 % of train.steps.
         min_learning_rate_ratio: Where a decaying schedule ends, as a part of the peak.
-        weight_decay: Decoupled decay of matrices; embeddings, norms and biases are not decayed.
+        weight_decay: Decoupled decay of matrices and embeddings (adam: none); norms and biases are
+            not decayed.
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         eps: Added to the root of the second moment.

@@ -90,13 +90,6 @@ class Checkpointer:
         """`state.params` of checkpoint `step`, as `restore` does; nothing else is read."""
         return self._restore(step, abstract_params, prefix="params/")
 
-    def discard(self) -> None:
-        """Deletes all checkpoints of the directory, for a run that starts anew in it."""
-        self.wait()
-        with self._clear_errors("could not be deleted"):
-            for step in self._manager.all_steps():
-                self._manager.delete(step)
-
     def wait(self) -> None:
         """Returns when no save is running; raises the error of one that failed."""
         with self._clear_errors("could not be written"):

@@ -188,8 +188,18 @@ class _Run:
         self.log.write(row)
         self.progress.update(row)
         bad = [name for name in ("loss", "grad_norm") if not math.isfinite(row[name])]
-        if bad and not row.get("skipped"):
+        if bad and not self._is_skipped(row):
             raise NonFinite(self._bad_step(int(row["step"]), row, bad))
+
+    def _is_skipped(self, row: dict[str, float]) -> bool:
+        """Whether the step changed nothing and the run may go on.
+
+        Under fp16 an overflow at the scale's floor is no longer the scale's doing.
+        """
+        floor = self.config.precision.loss_scale_min
+        at_floor = "loss_scale" in row and row["loss_scale"] <= floor
+        stops = at_floor and self.config.train.on_nonfinite == "stop"
+        return bool(row.get("skipped")) and not stops
 
     def _bad_step(self, step: int, row: dict[str, float], bad: list[str]) -> str:
         named = ", ".join(f"{name} is {row[name]}" for name in bad)

@@ -55,9 +55,16 @@ def global_norm(tree: Any) -> jax.Array:
     return jnp.sqrt(sum(squares, jnp.float32(0)))
 
 
-def clip_by_norm(grads: Any, norm: jax.Array, max_norm: float) -> Any:
-    """`grads` scaled so that their `norm` (of `global_norm`) is at most `max_norm`."""
-    factor = max_norm / jnp.maximum(norm, max_norm)
+def unscale_and_clip(
+    grads: Any, norm: jax.Array, scale: jax.typing.ArrayLike, max_norm: float | None
+) -> Any:
+    """`grads` of a loss scaled by `scale`, taken back to true ones of norm `max_norm` at most.
+
+    `norm` is the true one; `max_norm` None clips nothing.
+    """
+    factor = 1 / jnp.asarray(scale, jnp.float32)
+    if max_norm is not None:
+        factor *= max_norm / jnp.maximum(norm, max_norm)
     return jax.tree.map(lambda grad: (grad * factor).astype(grad.dtype), grads)
 
 

@@ -19,7 +19,12 @@ from jaxdist.parallel.microbatches import Microbatches
 from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.precision import Policy
 from jaxdist.training.learning_rate import make_schedule
-from jaxdist.training.optimizer import ema_update, global_norm, num_updates
+from jaxdist.training.optimizer import (
+    ema_update,
+    global_norm,
+    num_updates,
+    unscale_and_clip,
+)
 from jaxdist.training.state import StateLayout, TrainState
 
 Metrics = dict[str, Array]
@@ -73,7 +78,7 @@ def make_train_step(
         with jax.named_scope("update"):
             norm = global_norm(gradients) / scale
             finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-            gradients = _unscale_and_clip(gradients, norm, scale, config.optimizer.max_grad_norm)
+            gradients = unscale_and_clip(gradients, norm, scale, config.optimizer.max_grad_norm)
             params, opt_state, ema = _update(state, gradients, finite if guarded else None)
         loss_scale = state.loss_scale
         if loss_scale is not None:
@@ -125,13 +130,6 @@ def make_eval_step(pipeline: Pipeline) -> Callable[[Any, Batch], Metrics]:
         return {"loss_sum": mean * num_tokens, "num_tokens": num_tokens}
 
     return step
-
-
-def _unscale_and_clip(gradients: Any, norm: Array, scale: Array, max_norm: float | None) -> Any:
-    factor = 1 / scale
-    if max_norm is not None:
-        factor *= max_norm / jnp.maximum(norm, max_norm)
-    return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
 
 def _constrain(tree: Any, specs: Any) -> Any:

@@ -184,17 +184,6 @@ def test_incomplete_checkpoints_are_ignored_and_cleaned_away(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
-def test_discard_makes_room_for_a_new_run(tmp_path):
-    saver = Checkpointer(tmp_path, KEEP_ALL)
-    saver.save(9, make_state(), {})
-    saver.wait()
-    saver.discard()
-    assert saver.latest_step() is None
-    saver.save(1, make_state(1), {})
-    saver.close()
-    assert Checkpointer(tmp_path, None).latest_step() == 1
-
-
 def test_a_missing_directory_and_an_empty_one(tmp_path):
     assert Checkpointer(tmp_path / "new", KEEP_ALL).latest_step() is None
     with pytest.raises(UsageError, match=f"no checkpoint in {tmp_path}/none"):

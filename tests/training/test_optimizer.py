@@ -13,12 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxdist.config import OptimizerConfig, PrecisionConfig
 from jaxdist.precision import Policy
 from jaxdist.training.optimizer import (
-    clip_by_norm,
     ema_update,
     global_norm,
     make_optimizer,
     num_updates,
     state_axes,
+    unscale_and_clip,
 )
 
 LAYERS, WIDTH, HIDDEN, VOCAB = 2, 8, 16, 32
@@ -294,10 +294,10 @@ def test_global_norm_and_clipping_equal_numpy():
     grads = next(gradients(model(), 1))
     want = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in arrays(grads)))
     norm = jax.jit(global_norm)(grads)
-    clip = jax.jit(clip_by_norm)
+    clip = jax.jit(unscale_and_clip, static_argnums=3)
     assert norm.dtype == jnp.float32 and float(norm) == pytest.approx(want, rel=1e-6)
-    assert float(jax.jit(global_norm)(clip(grads, norm, 1.5))) == pytest.approx(1.5, rel=1e-6)
-    untouched = clip(grads, norm, 1e6)
+    assert float(jax.jit(global_norm)(clip(grads, norm, 1.0, 1.5))) == pytest.approx(1.5, rel=1e-6)
+    untouched = clip(grads, norm, 1.0, 1e6)
     assert all(map(np.array_equal, arrays(untouched), arrays(grads)))
 
 
@@ -307,7 +307,18 @@ def test_norm_of_half_precision_gradients_does_not_overflow():
 
 def test_clipping_zero_gradients_leaves_zeros():
     zeros = {"w": jnp.zeros(3)}
-    assert not np.any(arrays(clip_by_norm(zeros, global_norm(zeros), 1.0)))
+    assert not np.any(arrays(unscale_and_clip(zeros, global_norm(zeros), 1.0, 1.0)))
+
+
+def test_unscaling_comes_before_clipping():
+    grads = next(gradients(model(), 1))
+    norm = global_norm(grads)
+    scaled = jax.tree.map(lambda grad: 1024 * grad, grads)
+    want = unscale_and_clip(grads, norm, 1.0, 0.5)
+    got = unscale_and_clip(scaled, norm, 1024.0, 0.5)
+    assert all(map(np.array_equal, arrays(got), arrays(want)))
+    untouched = unscale_and_clip(scaled, norm, 1024.0, None)
+    assert all(map(np.array_equal, arrays(untouched), arrays(grads)))
 
 
 def test_ema_follows_slowly_in_fp32():
