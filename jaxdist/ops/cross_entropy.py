@@ -6,24 +6,22 @@ chunk.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from jaxdist.ops.product import product
+
 
 @dataclass(frozen=True)
 class VocabularyShards:
-    """How the holders of the other vocabulary rows join in: identities where there are none.
-
-    `masked` picks the label's logit by comparison instead of by index: an index into rows that
-    the partitioner has sharded would make it gather them.
-    """
+    """How the holders of the other vocabulary rows join in: identities where there are none."""
 
     max: Callable[[Array], Array] = lambda x: x
     sum: Callable[[Array], Array] = lambda x: x
-    masked: bool = False
 
 
 def cross_entropy(
@@ -47,6 +45,7 @@ def cross_entropy(
     and dx in fp32. Statistics are fp32; the exponentials are rounded to `compute_dtype` once,
     unnormalised, so that rounding cannot unbalance their sum.
     """
+    times = partial(product, compute_dtype=compute_dtype)
     head = head_VD.astype(compute_dtype)
     is_row_V = lax.broadcasted_iota(jnp.int32, (head.shape[0],), 0) < num_rows
     chunk = min(chunk_size, x_ND.shape[0])
@@ -55,44 +54,32 @@ def cross_entropy(
     def score(dhead_VD: Array, inputs: tuple[Array, Array, Array]):
         x_CD, labels_C, weights_C = inputs
         x_CD = x_CD.astype(compute_dtype)
-        logits_CV = jnp.where(is_row_V[None, :], _product(x_CD, head, 1, 1), -jnp.inf)
+        logits_CV = jnp.where(is_row_V[None, :], times(x_CD, head, ((1,), (1,))), -jnp.inf)
         # A shard of nothing but padding has no maximum of its own.
         own_max_C = jnp.maximum(logits_CV.max(axis=1), jnp.finfo(jnp.float32).min)
-        exp_CV = jnp.exp(logits_CV - own_max_C[:, None])
-        if not shards.masked:
-            exp_CV = exp_CV.astype(compute_dtype)
+        exp_CV = jnp.exp(logits_CV - own_max_C[:, None]).astype(compute_dtype)
         own_sum_C = exp_CV.sum(axis=1, dtype=jnp.float32)
         inside_C = (labels_C >= 0) & (labels_C < head.shape[0])
         index_C = jnp.clip(labels_C, 0, head.shape[0] - 1)
-        here_CV = labels_C[:, None] == lax.broadcasted_iota(jnp.int32, logits_CV.shape, 1)
-        if shards.masked:
-            label_C = jnp.where(here_CV, logits_CV, 0.0).sum(axis=1)
-        else:
-            picked_C = jnp.take_along_axis(logits_CV, index_C[:, None], axis=1)[:, 0]
-            label_C = jnp.where(inside_C, picked_C, 0.0)
+        picked_C = jnp.take_along_axis(logits_CV, index_C[:, None], axis=1)[:, 0]
+        label_C = jnp.where(inside_C, picked_C, 0.0)
         max_C = shards.max(own_max_C)
         rescale_C = jnp.exp(own_max_C - max_C)
         sum_C = shards.sum(own_sum_C * rescale_C)
         loss = (weights_C * (max_C + jnp.log(sum_C) - shards.sum(label_C))).sum()
         if dhead_VD is None:
             return dhead_VD, (loss, None)
-        # d logits = weight * (softmax - onehot), written as scale * d.
-        softmax_scale_C = rescale_C / sum_C
-        if shards.masked:
-            d_CV = (exp_CV * softmax_scale_C[:, None] - here_CV).astype(compute_dtype)
-            scale_C = weights_C
-        else:
-            d_CV, scale_C = exp_CV, weights_C * softmax_scale_C
+        # d logits = weight * (softmax - onehot), where softmax = exp * (rescale / sum).
+        scale_C = weights_C * (rescale_C / sum_C)
         # The common part of the scale stays outside of the product, within fp16's range.
         top = jnp.maximum(scale_C.max(), jnp.finfo(jnp.float32).tiny)
         scaled_x_CD = (x_CD * (scale_C / top)[:, None]).astype(compute_dtype)
-        dx_CD = _product(d_CV, head, 1, 0) * scale_C[:, None]
-        dhead_VD += (_product(d_CV, scaled_x_CD, 0, 0) * top).astype(dhead_VD.dtype)
-        if not shards.masked:
-            label_weight_C = jnp.where(inside_C, weights_C, 0.0)[:, None]
-            dx_CD -= head[index_C].astype(jnp.float32) * label_weight_C
-            label_update_CD = -x_CD.astype(jnp.float32) * label_weight_C
-            dhead_VD = dhead_VD.at[index_C].add(label_update_CD.astype(dhead_VD.dtype))
+        label_weight_C1 = jnp.where(inside_C, weights_C, 0.0)[:, None]
+        dx_CD = times(exp_CV, head, ((1,), (0,))) * scale_C[:, None]
+        dx_CD -= head[index_C].astype(jnp.float32) * label_weight_C1
+        label_update_CD = -x_CD.astype(jnp.float32) * label_weight_C1
+        dhead_VD += (times(exp_CV, scaled_x_CD, ((0,), (0,))) * top).astype(dhead_VD.dtype)
+        dhead_VD = dhead_VD.at[index_C].add(label_update_CD.astype(dhead_VD.dtype))
         return dhead_VD, (loss, dx_CD)
 
     def chunks(a: Array) -> Array:
@@ -107,15 +94,3 @@ def cross_entropy(
     if dx is not None:
         dx = dx.reshape(-1, x_ND.shape[1])[: x_ND.shape[0]]
     return losses.sum(), dx, dhead_VD
-
-
-def _product(a: Array, b: Array, dim_a: int, dim_b: int) -> Array:
-    """Contract one dim of each, accumulated in fp32."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return lax.dot_general(
-        a,
-        b,
-        (((dim_a,), (dim_b,)), ((), ())),
-        precision=precision,
-        preferred_element_type=jnp.float32,
-    )

@@ -27,11 +27,6 @@ def psum(x: Array, axis: str, spec: P) -> Array:
     return _over_tp(lambda x: lax.psum(x, axis), spec)(x)
 
 
-def pmax(x: Array, axis: str, spec: P) -> Array:
-    """Maximum over `axis`; `spec` is the tp sharding of `x`."""
-    return _over_tp(lambda x: lax.pmax(x, axis), spec)(x)
-
-
 def reduce_scatter(x: Array, axis: str, dim: int, spec: P) -> Array:
     """Sum over `axis`, of which each member keeps its slice of `dim`."""
     return _over_tp(lambda x: lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True), spec)(x)

@@ -75,12 +75,9 @@ class Executor:
         self.microbatches = jax.tree.map(vary, microbatches)
         self.index = lax.axis_index("pp")
         self.residual_spec = only(pipeline.rules.spec(("batch", "sequence", "embed")), "tp")
-        rows = pipeline.model.padded_vocab_size // pipeline.mesh.pp
         self.vocabulary = Vocabulary(
             vocab_size=pipeline.model.vocab_size,
-            rows_per_stage=rows,
             compute_dtype=pipeline.compute_dtype,
-            masked=pipeline.mesh.tp > 1,
             residual_spec=self.residual_spec,
         )
         num_layers = pipeline.model.num_hidden_layers // pipeline.mesh.pp

@@ -1,11 +1,16 @@
-"""Vocabulary parallelism: all pipeline stages hold a slice of the embedding and of the head, and
-embed and score each microbatch together (arXiv 2411.05288).
+"""Vocabulary parallelism: all members of pp and tp hold a slice of the embedding and of the head,
+and embed and score each microbatch together (arXiv 2411.05288).
 
 The last stage is then no slower than the others, and no stage holds a table that it does not use.
+The work on a slice runs in a small `shard_map` that makes tp manual too: left to the partitioner,
+a table is gathered where activations are sharded over their sequence, and every sum over the
+vocabulary is made twice, over tp and over pp.
 
-Shapes: B batch rows, T tokens, D hidden size, V vocabulary rows of this stage.
+Shapes: B batch rows, T tokens, D hidden size, V vocabulary rows: of this stage, or where tp is
+manual of this member.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +21,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxdist.ops.cross_entropy import VocabularyShards, cross_entropy
-from jaxdist.parallel.collectives import pmax, psum, vary
+from jaxdist.parallel.collectives import psum, sum_into, vary
 
 Norm = Any  # the final norm, a Module called on x
+
+_MEMBERS = ("pp", "tp")
+_ROWS = P("tp", None)  # of a table [V, D]
+_WHOLE = P(None, None, None)  # of activations [B, T, D]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +45,29 @@ class Vocabulary:
     """This stage's rows of the vocabulary and how they join with the other stages'."""
 
     vocab_size: int  # rows that are tokens; the rest is padding
-    rows_per_stage: int
     compute_dtype: DTypeLike
-    masked: bool  # rows are sharded over tp as well
     residual_spec: P  # tp sharding of activations [B, T, D] between blocks
 
     def embed(self, table_VD: Array, tokens_BT: Array) -> Array:
         """Embedding [B, T, D] of tokens, the same on every stage."""
-        row_BT, inside_BT = self._rows(tokens_BT)
-        x_BTD = jnp.where(inside_BT[..., None], table_VD[row_BT], 0).astype(self.compute_dtype)
-        return psum(self._constrain(x_BTD), "pp", self.residual_spec)
+
+        def own_rows(table_VD: Array, tokens_BT: Array) -> Array:
+            row_BT, inside_BT = _rows(table_VD, tokens_BT)
+            x_BTD = jnp.where(inside_BT[..., None], table_VD[row_BT], 0)
+            return sum_into(self.residual_spec, x_BTD.astype(self.compute_dtype), _MEMBERS)
+
+        return _over_tp(own_rows, (_ROWS, P()), self.residual_spec)(table_VD, vary(tokens_BT))
 
     def add_embed_gradient(self, total_VD: Array, tokens_BT: Array, cotangent_BTD: Array) -> Array:
         """`total` with the gradient of this stage's rows; `cotangent` is the same on each stage."""
-        row_BT, inside_BT = self._rows(tokens_BT)
-        update_BTD = jnp.where(inside_BT[..., None], cotangent_BTD.astype(total_VD.dtype), 0)
-        return total_VD.at[row_BT].add(update_BTD)
+
+        def own_rows(total_VD: Array, tokens_BT: Array, cotangent_BTD: Array) -> Array:
+            row_BT, inside_BT = _rows(total_VD, tokens_BT)
+            update_BTD = jnp.where(inside_BT[..., None], cotangent_BTD.astype(total_VD.dtype), 0)
+            return total_VD.at[row_BT].add(update_BTD)
+
+        whole_BTD = lax.with_sharding_constraint(cotangent_BTD, _WHOLE)
+        return _over_tp(own_rows, (_ROWS, P(), _WHOLE), _ROWS)(total_VD, vary(tokens_BT), whole_BTD)
 
     def score(
         self,
@@ -67,45 +83,64 @@ class Vocabulary:
         Gradients are made where `head_gradient`, to which the head's is added, is given.
         """
         y_BTD, norm_vjp = jax.vjp(lambda norm, x: norm(x), norm, x_BTD)
-        whole = P(*(None,) * y_BTD.ndim)
-        y_BTD = lax.with_sharding_constraint(y_BTD, whole)
-        first_row = lax.axis_index("pp") * self.rows_per_stage
-        vector = P(None)
-        loss, dy_ND, dhead_VD = cross_entropy(
-            vary(y_BTD.reshape(-1, y_BTD.shape[-1])),
+        whole_BTD = lax.with_sharding_constraint(y_BTD, _WHOLE)
+        arguments = (head_VD, whole_BTD, labels_BT, weights_BT)
+        in_specs = (_ROWS, _WHOLE, P(), P())
+        # Every stage computes the same loss; one of them counts.
+        counts = lax.axis_index("pp") == 0
+        if head_gradient_VD is None:
+            loss = _over_tp(self._loss, in_specs, P())(*arguments)
+            return Scored(loss=jnp.where(counts, loss, 0.0))
+        loss, dy_BTD, head_gradient_VD = _over_tp(
+            self._loss_and_gradients, (*in_specs, _ROWS), (P(), self.residual_spec, _ROWS)
+        )(*arguments, head_gradient_VD)
+        norm_gradients, cotangent_BTD = norm_vjp(dy_BTD)
+        return Scored(
+            loss=jnp.where(counts, loss, 0.0),
+            cotangent=cotangent_BTD,
+            norm_gradients=norm_gradients,
+            head_gradient=head_gradient_VD,
+        )
+
+    # -- where tp is manual -------------------------------------------------------------------
+
+    def _loss(self, *arguments: Array) -> Array:
+        return self._cross_entropy(*arguments, None)[0]
+
+    def _loss_and_gradients(
+        self,
+        head_VD: Array,
+        y_BTD: Array,
+        labels_BT: Array,
+        weights_BT: Array,
+        dhead_VD: Array,
+    ) -> tuple[Array, Array, Array]:
+        arguments = (head_VD, y_BTD, labels_BT, weights_BT, dhead_VD)
+        loss, dy_ND, dhead_VD = self._cross_entropy(*arguments)
+        dy_BTD = dy_ND.reshape(y_BTD.shape).astype(y_BTD.dtype)
+        return loss, sum_into(self.residual_spec, dy_BTD, _MEMBERS), dhead_VD
+
+    def _cross_entropy(
+        self,
+        head_VD: Array,
+        y_BTD: Array,
+        labels_BT: Array,
+        weights_BT: Array,
+        dhead_VD: Array | None,
+    ) -> tuple[Array, Any, Any]:
+        first_row = _first_row(head_VD)
+        return cross_entropy(
+            y_BTD.reshape(-1, y_BTD.shape[-1]),
             head_VD,
-            vary(labels_BT.reshape(-1)) - first_row,
-            vary(weights_BT.reshape(-1)),
+            labels_BT.reshape(-1) - first_row,
+            weights_BT.reshape(-1),
             self.vocab_size - first_row,
             compute_dtype=self.compute_dtype,
             shards=VocabularyShards(
-                max=lambda x: vary(pmax(x, "pp", vector)),
-                sum=lambda x: vary(psum(x, "pp", vector)),
-                masked=self.masked,
+                max=lambda x: lax.pmax(x, _MEMBERS), sum=lambda x: lax.psum(x, _MEMBERS)
             ),
-            dhead_VD=head_gradient_VD,
+            dhead_VD=dhead_VD,
         )
-        # Every stage has computed the same loss; one of them counts.
-        loss = jnp.where(lax.axis_index("pp") == 0, loss, 0.0)
-        if dy_ND is None:
-            return Scored(loss=loss)
-        dy_BTD = dy_ND.reshape(y_BTD.shape).astype(y_BTD.dtype)
-        dy_BTD = psum(self._constrain(dy_BTD), "pp", self.residual_spec)
-        norm_gradients, cotangent_BTD = norm_vjp(dy_BTD)
-        return Scored(
-            loss=loss,
-            cotangent=cotangent_BTD,
-            norm_gradients=norm_gradients,
-            head_gradient=dhead_VD,
-        )
-
-    def _rows(self, tokens_BT: Array) -> tuple[Array, Array]:
-        row_BT = vary(tokens_BT) - lax.axis_index("pp") * self.rows_per_stage
-        inside_BT = (row_BT >= 0) & (row_BT < self.rows_per_stage)
-        return jnp.clip(row_BT, 0, self.rows_per_stage - 1), inside_BT
-
-    def _constrain(self, x_BTD: Array) -> Array:
-        return lax.with_sharding_constraint(x_BTD, self.residual_spec)
 
 
 def last_stage_to_all(x: Array, spec: P) -> Array:
@@ -117,3 +152,20 @@ def last_stage_to_all(x: Array, spec: P) -> Array:
 def first_stage_to_all(x: Array, spec: P) -> Array:
     """The first stage's `x` on every stage."""
     return psum(jnp.where(lax.axis_index("pp") == 0, x, jnp.zeros_like(x)), "pp", spec)
+
+
+def _over_tp(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    return jax.shard_map(function, axis_names={"tp"}, in_specs=in_specs, out_specs=out_specs)
+
+
+def _first_row(table_VD: Array) -> Array:
+    """Where this member's rows begin in the vocabulary, which is cut over pp, then over tp."""
+    member = lax.axis_index("pp") * lax.axis_size("tp") + lax.axis_index("tp")
+    return member * table_VD.shape[0]
+
+
+def _rows(table_VD: Array, tokens_BT: Array) -> tuple[Array, Array]:
+    """Each token's row in this member's table, and whether it has one."""
+    row_BT = tokens_BT - _first_row(table_VD)
+    inside_BT = (row_BT >= 0) & (row_BT < table_VD.shape[0])
+    return jnp.clip(row_BT, 0, table_VD.shape[0] - 1), inside_BT

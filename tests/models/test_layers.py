@@ -84,8 +84,8 @@ def test_a_block_touches_the_outside_through_its_context_only(tiny_model):
     out, cache = jax.eval_shape(run)
     assert out.shape == (1, 6, 32) and cache.shape == (3,)
     assert attended == [(1, 6, 4, 8), (1, 6, 2, 8), (1, 6, 2, 8)]
-    whole, residual = ("batch", "length", "embed"), ("batch", "sequence", "embed")
+    residual = ("batch", "sequence", "embed")
     heads, kv_heads = (("batch", "length", n, "head_dim") for n in ("heads", "kv_heads"))
     hidden = ("batch", "length", "mlp")
-    attention = [whole, heads, kv_heads, kv_heads, heads, residual, residual]
-    assert constrained == attention + [whole, hidden, hidden, residual, residual]
+    attention = [heads, kv_heads, kv_heads, heads, residual]
+    assert constrained == attention + [hidden, hidden, residual]
