@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.data.tokenizer import ABSENT, JsonTokenizer, SentencePieceTokenizer, Tokenizer, require
+from jaxdist.interop.gguf_header import Strings, read_header
 
 # Values of tokenizer.ggml.token_type; SentencePiece's ModelProto.SentencePiece.Type has the same
 # numbers.
@@ -29,27 +32,33 @@ CL100K = (
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
     """Rebuild the tokenizer of a GGUF file.
 
-    Raises UsageError for a file without one, or of a kind not known here (named in the message).
+    Raises UsageError for a damaged file, one without a tokenizer, or with one of a kind not known
+    here (named in the message).
     """
-    gguf = require("gguf", "gguf", str(path))
-    try:
-        fields = gguf.GGUFReader(path).fields
-    except ValueError as error:
-        raise UsageError(f"data.tokenizer: {path} is not a GGUF file ({error})") from error
+    metadata = read_header(path).metadata
 
     def read(key: str, default: Any = None) -> Any:
-        field = fields.get(f"tokenizer.ggml.{key}")
-        return default if field is None else field.contents()
+        value = metadata.get(f"tokenizer.ggml.{key}", default)
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        return list(value) if isinstance(value, Strings) else value
 
     kind = read("model")
     if kind is None:
         raise UsageError(f"data.tokenizer: {path} holds no tokenizer (no key tokenizer.ggml.model)")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(
             f"data.tokenizer: {path} has a tokenizer of kind {kind!r}; known kinds: "
             f"{', '.join(KINDS)}"
         )
-    return KINDS[kind](read, str(path))
+    try:
+        return KINDS[kind](read, str(path))
+    except UsageError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise UsageError(
+            f"data.tokenizer: the vocabulary in {path} does not fit together ({error})"
+        ) from error
 
 
 def _special_ids(read: Callable[..., Any], bos_by_default: bool) -> tuple[int | None, int | None]:
