@@ -47,7 +47,7 @@ class Attention(nnx.Module):
         v_BTKH = checkpoint_name(v_BTKH, "qkv")
         out_BTNH, cache = ctx.attend(q_BTNH, k_BTKH, v_BTKH, cache)
         out_BTNH = ctx.constrain(out_BTNH, ("batch", "length", "heads", "head_dim"))
-        out_BTE = rearrange(checkpoint_name(out_BTNH, "attn_out"), "b t n h -> b t (n h)")
+        out_BTE = rearrange(out_BTNH, "b t n h -> b t (n h)")
         return checkpoint_name(self.o_proj(out_BTE, ctx), "o_proj"), cache
 
     def _heads(self, out_BTE: jax.Array, name: str, axis: str, ctx: Context) -> jax.Array:

@@ -1,6 +1,7 @@
 """Which activations a block keeps for its backward pass, and which are computed again.
 
-The names are those that layers give with `checkpoint_name`.
+The names are those that layers, and the ops with residuals of their own, give with
+`checkpoint_name`.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,7 @@ key head n // G), G query heads a key head, H head dim.
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxdist.ops.blocked_attention import blocked_attention
 from jaxdist.ops.product import platform
@@ -25,6 +26,7 @@ def causal_attention(
     segment_ids [B, T]: a query sees only keys of its own segment (packed documents).
     sliding_window: a query sees itself and the `sliding_window - 1` keys before it.
     scale: defaults to 1 / sqrt(H). The softmax is fp32.
+    A remat policy keeps the result by the name attn_out.
     """
     scale = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
     if not _cudnn_takes(q_BTNH):
@@ -32,7 +34,7 @@ def causal_attention(
     mask_B1TT = None
     if segment_ids is not None:
         mask_B1TT = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    return jax.nn.dot_product_attention(
+    out_BTNH = jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
         v_BTKH,
@@ -42,6 +44,7 @@ def causal_attention(
         local_window_size=None if sliding_window is None else (sliding_window - 1, 0),
         implementation="cudnn",
     )
+    return checkpoint_name(out_BTNH, "attn_out")
 
 
 def reference_attention(

@@ -14,6 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxdist.ops.product import product
 
@@ -60,7 +61,9 @@ def _forward(
         outs.append(out_BKGQH.astype(q_BTNH.dtype))
         lses.append(max_BKGQ + jnp.log(sum_BKGQ))
     out_BTNH = rearrange(jnp.concatenate(outs, axis=3), "b k g t h -> b t (k g) h")
-    lse_BKGT = jnp.concatenate(lses, axis=3)
+    # Named here, since a remat policy sees only names given to the very arrays that are kept.
+    out_BTNH = checkpoint_name(out_BTNH, "attn_out")
+    lse_BKGT = checkpoint_name(jnp.concatenate(lses, axis=3), "attn_out")
     return out_BTNH, (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, out_BTNH, lse_BKGT)
 
 

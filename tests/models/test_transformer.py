@@ -164,12 +164,13 @@ def test_remat_computes_again_what_it_says(tiny_model):
         remat: count_products(
             jax.make_jaxpr(jax.grad(lambda m, remat=remat: mean_square(m, remat)))(model).jaxpr
         )
-        for remat in ("none", "full", "dots", "qkv", "mlp_hidden")
+        for remat in ("none", "full", "dots", "qkv", "mlp_hidden", "dots,attn_out")
     }
     # q, k, v, o, gate and up; the down projection's output is not needed by its own backward.
     assert products["full"] - products["dots"] == 6
     assert products["full"] - products["qkv"] == 3
-    assert products["full"] > products["dots"] >= products["none"]
+    assert products["full"] > products["dots"] > products["none"]
+    assert products["dots,attn_out"] == products["none"]
     assert products["mlp_hidden"] == products["full"]  # gate and up are still needed for theirs
 
 
