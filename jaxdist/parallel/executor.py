@@ -110,7 +110,6 @@ class Executor:
         down, up = carry.activation, carry.cotangent
         forward = self._slot(schedule.forward, tick)
         backward = self._slot(schedule.backward, tick)
-        slots = read(vary(jnp.asarray(schedule.residual_slots)), self.index)
         residuals, gradients, loss, waiting = (
             carry.residuals,
             carry.gradients,
@@ -121,7 +120,7 @@ class Executor:
         if phase.has_forward:
             x = self._first_input(schedule, tick, down)
             inputs = self._inputs(self.microbatches.at(forward))
-            slot = read(slots, jnp.maximum(forward, 0))
+            slot = self._slot(schedule.forward_slots, tick)
             down, residuals = self.stage.forward(x, inputs, residuals, slot, self._trips(forward))
         if phase.has_score:
             scored, gradients = self._score(schedule, tick, down, gradients)
@@ -131,8 +130,11 @@ class Executor:
                 waiting = write(waiting, vary(scored.cotangent), place)
         if phase.has_backward:
             up = self._last_cotangent(up, scored, waiting, backward)
+            if not self.pipeline.skip_bubbles:
+                # A backward is linear in its cotangent, so that an empty slot adds nothing.
+                up = jnp.where(backward != IDLE, up, jnp.zeros_like(up))
             inputs = self._inputs(self.microbatches.at(backward))
-            slot = read(slots, jnp.maximum(backward, 0))
+            slot = self._slot(schedule.backward_slots, tick)
             up, layers = self.stage.backward(
                 up, inputs, residuals, slot, self._trips(backward), gradients.layers
             )

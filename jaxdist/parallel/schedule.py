@@ -61,25 +61,47 @@ class Schedule:
         return self.forward[:, -1]
 
     @cached_property
-    def residual_slots(self) -> np.ndarray:
-        """[stages, microbatches] ring slot that holds a microbatch from forward to backward."""
-        return np.stack([self._colour(stage) for stage in range(self.num_stages)])
+    def forward_slots(self) -> np.ndarray:
+        """[ticks, stages] ring slot in which a forward saves its activations.
+
+        In an empty tick a slot that holds nothing: what runs there all the same does no harm.
+        """
+        slots = np.zeros_like(self.forward)
+        for tick, stage in np.ndindex(*slots.shape):
+            microbatch = self.forward[tick, stage]
+            if microbatch != IDLE:
+                slots[tick, stage] = self._residual_slots[stage, microbatch]
+            else:
+                held = self._held_slots(tick, stage)
+                slots[tick, stage] = min(set(range(len(held) + 1)) - held)
+        return slots
+
+    @cached_property
+    def backward_slots(self) -> np.ndarray:
+        """[ticks, stages] ring slot from which a backward takes its activations.
+
+        In an empty tick slot 0, which some forward has filled by then.
+        """
+        slots = np.zeros_like(self.backward)
+        for tick, stage in np.argwhere(self.backward != IDLE):
+            slots[tick, stage] = self._residual_slots[stage, self.backward[tick, stage]]
+        return slots
 
     @property
     def num_residual_slots(self) -> int:
         """Slots in the ring of saved activations, the same on every stage (SPMD)."""
-        return int(self.residual_slots.max()) + 1
+        return int(self.forward_slots.max()) + 1
 
     @property
     def waits_for_backward(self) -> bool:
         """Whether a scored microbatch waits for its backward (GPipe) or takes it in the tick."""
-        backward = _tick_of(self.backward)[-1]
-        return bool((backward != _tick_of(self.forward)[-1]).any() and (backward >= 0).all())
+        forward, backward = (ticks[-1] for ticks in self._lifetimes)
+        return bool((backward != forward).any() and (backward >= 0).all())
 
     @property
     def peak_in_flight(self) -> int:
         """Largest number of microbatches whose activations one stage holds at once."""
-        return self.num_residual_slots
+        return int(self._residual_slots.max()) + 1
 
     def phases(self) -> Iterator[Phase]:
         """The static phases that the executor compiles one loop for."""
@@ -103,9 +125,23 @@ class Schedule:
         work = self.num_microbatches * (forward_cost + backward_cost)
         return 1.0 - work / self.time(forward_cost, backward_cost)
 
+    @cached_property
+    def _residual_slots(self) -> np.ndarray:
+        """[stages, microbatches] slot that holds a microbatch from its forward to its backward."""
+        return np.stack([self._colour(stage) for stage in range(self.num_stages)])
+
+    @cached_property
+    def _lifetimes(self) -> tuple[np.ndarray, np.ndarray]:
+        """[stages, microbatches] ticks of the forward and of the backward."""
+        return _tick_of(self.forward), _tick_of(self.backward)
+
+    def _held_slots(self, tick: int, stage: int) -> set[int]:
+        born, gone = (ticks[stage] for ticks in self._lifetimes)
+        return set(self._residual_slots[stage, (born <= tick) & (tick <= gone)].tolist())
+
     def _colour(self, stage: int) -> np.ndarray:
         """Greedy interval colouring: a slot is free again after its microbatch's backward."""
-        forward, backward = _tick_of(self.forward)[stage], _tick_of(self.backward)[stage]
+        forward, backward = (ticks[stage] for ticks in self._lifetimes)
         slots = np.zeros(self.num_microbatches, np.int32)
         busy_until: list[int] = []
         for microbatch in np.argsort(forward):
@@ -163,8 +199,8 @@ def _valid(microbatch: np.ndarray, num_microbatches: int) -> np.ndarray:
 def _tick_of(table: np.ndarray) -> np.ndarray:
     """[stages, microbatches] the tick of each microbatch in a [ticks, stages] table, or IDLE."""
     ticks = np.full((table.shape[1], max(int(table.max()) + 1, 1)), IDLE, np.int64)
-    for tick, stage in np.argwhere(table != IDLE):
-        ticks[stage, table[tick, stage]] = tick
+    tick, stage = np.nonzero(table != IDLE)
+    ticks[stage, table[tick, stage]] = tick
     return ticks
 
 

@@ -1,0 +1,194 @@
+"""Tiny models in a pipeline on a mesh, and the plain model on one device that they must equal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
+from jaxdist.models import Transformer, default_context
+from jaxdist.parallel.mesh import make_mesh
+from jaxdist.parallel.microbatches import Microbatches
+from jaxdist.parallel.pipeline import Pipeline
+from jaxdist.parallel.schedule import SCHEDULES
+from jaxdist.parallel.sharding import gradient_specs, layouts, parameter_specs, shardings
+
+# Three times quicker to compile; the partitioned program is the same, only its machine code is not
+# optimised.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+ROWS, LENGTH = 8, 12  # of a microbatch
+
+# Heads and layers for every mesh of 8; 61 tokens, a prime, in 64 rows of the table.
+TINY = ModelConfig(
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    max_position_embeddings=64,
+    vocab_multiple=16,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A pipeline and what it is to equal. `scale` multiplies every token's weight."""
+
+    pipeline: Pipeline
+    scale: float = 1.0
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        return make_mesh(self.pipeline.mesh)
+
+    @cached_property
+    def parameters(self) -> Transformer:
+        whole = parameters_of(self.pipeline.model)
+        specs = parameter_specs(self.layouts, self.pipeline.parallel.zero)
+        return jax.device_put(whole, shardings(self.mesh, specs))
+
+    @cached_property
+    def layouts(self) -> Any:
+        return layouts(parameters_of(self.pipeline.model), self.pipeline.rules)
+
+    @cached_property
+    def gradient_shardings(self) -> Any:
+        specs = gradient_specs(self.layouts, self.pipeline.parallel.zero)
+        return shardings(self.mesh, specs)
+
+    @cached_property
+    def microbatches(self) -> Microbatches:
+        whole = self._whole_microbatches
+        return jax.device_put(whole, NamedSharding(self.mesh, P(None, "dp")))
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """`(parameters, microbatches) -> (loss, gradients)`"""
+        return self._compile(self.pipeline.loss_and_gradients)
+
+    def loss_and_gradients(self) -> tuple[jax.Array, Transformer]:
+        return self.compiled(self.parameters, self.microbatches)
+
+    def loss(self) -> jax.Array:
+        return self._compile(self.pipeline.loss)(self.parameters, self.microbatches)
+
+    def plain(self) -> tuple[jax.Array, Transformer]:
+        """Loss and gradients of the plain model on one device, on the same numbers."""
+        dtype = jnp.dtype(self.pipeline.compute_dtype)
+        model = self.pipeline.model
+        loss, gradients = plain_loss_and_gradients(model, self.num_microbatches, dtype)
+        return loss * self.scale, jax.tree.map(lambda g: g * self.scale, gradients)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.pipeline.schedule.num_microbatches
+
+    @property
+    def _whole_microbatches(self) -> Microbatches:
+        whole = microbatches_of(self.pipeline.model, self.num_microbatches)
+        return replace(whole, weights=whole.weights * self.scale)
+
+    def _compile(self, function: Callable[..., Any]) -> jax.stages.Compiled:
+        with jax.set_mesh(self.mesh):
+            lowered = jax.jit(function).lower(self.parameters, self.microbatches)
+            return lowered.compile(compiler_options=QUICK)
+
+
+@pytest.fixture(scope="session")
+def make_case() -> Callable[..., Case]:
+    """`make_case(mesh, zero=, schedule=, num_microbatches=, ...)`: see `_make_case`."""
+    return _make_case
+
+
+@pytest.fixture(scope="session")
+def quick() -> dict[str, Any]:
+    """Compiler options for programs that are compiled to be looked at, or run once."""
+    return QUICK
+
+
+def _make_case(
+    mesh: str,
+    *,
+    zero: int = 1,
+    schedule: str = "1f1b",
+    num_microbatches: int = 4,
+    dtype: str = "float32",
+    skip_bubbles: bool = True,
+    scale: float = 1.0,
+    model: dict[str, Any] | None = None,
+    **parallel: Any,
+) -> Case:
+    shape = MeshShape.parse(mesh)
+    fields = {"num_hidden_layers": 8 if shape.pp == 8 else 4, **(model or {})}
+    pipeline = Pipeline(
+        model=replace(TINY, **fields),
+        parallel=ParallelConfig(
+            zero=zero, schedule=schedule, num_microbatches=num_microbatches, **parallel
+        ),
+        mesh=shape,
+        schedule=SCHEDULES[schedule](shape.pp, num_microbatches),
+        compute_dtype=jnp.dtype(dtype),
+        reduce_dtype=jnp.float32,
+        skip_bubbles=skip_bubbles,
+    )
+    return Case(pipeline=pipeline, scale=scale)
+
+
+@cache
+def parameters_of(config: ModelConfig) -> Transformer:
+    # Five times the usual size, so that attention and MLP weigh in the loss.
+    config = replace(config, initializer_range=0.1)
+    return jax.jit(lambda key: Transformer(config, key=key))(jax.random.key(0))
+
+
+@cache
+def microbatches_of(config: ModelConfig, count: int) -> Microbatches:
+    """Random documents with uneven masks; where there are several, microbatch 0 has no token."""
+    random = np.random.default_rng(0)
+    shape = (count, ROWS, LENGTH)
+    share = np.linspace(0.9, 0.2, count)[:, None, None]
+    mask = random.random(shape) < share
+    if count > 1:
+        mask[0] = False
+    segments = np.sort(random.integers(1, 4, shape), axis=-1)
+    starts = np.diff(segments, axis=-1, prepend=0) != 0
+    index = np.arange(LENGTH)
+    positions = index - np.maximum.accumulate(np.where(starts, index, 0), axis=-1)
+    tokens, labels = random.integers(0, config.vocab_size, (2, *shape))
+    return Microbatches(
+        tokens=jnp.asarray(tokens, jnp.int32),
+        labels=jnp.asarray(labels, jnp.int32),
+        weights=jnp.asarray(mask / mask.sum(), jnp.float32),
+        segment_ids=jnp.asarray(segments, jnp.int32),
+        positions=jnp.asarray(positions, jnp.int32),
+    )
+
+
+@cache
+def plain_loss_and_gradients(
+    config: ModelConfig, count: int, dtype: jnp.dtype
+) -> tuple[jax.Array, Transformer]:
+    """One device, no microbatches, autodiff through the whole model."""
+    rows = jax.tree.map(lambda a: a.reshape(-1, LENGTH), microbatches_of(config, count))
+    ctx = default_context(config, rows.segment_ids, dtype)
+
+    def loss(model: Transformer) -> jax.Array:
+        logits = model(rows.tokens, rows.positions, rows.segment_ids, ctx)
+        scores = jax.nn.log_softmax(logits)
+        picked = jnp.take_along_axis(scores, rows.labels[..., None], axis=-1)[..., 0]
+        return -(picked * rows.weights).sum()
+
+    parameters = parameters_of(config)
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(parameters).compile(compiler_options=QUICK)
+    return compiled(parameters)

@@ -1,0 +1,125 @@
+"""The pipeline equals the plain model on one device: loss, gradient norm and every gradient."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+MESHES = ("8x1x1", "1x8x1", "1x1x8", "2x2x2", "4x2x1", "2x1x4", "1x2x4", "1x1x1")
+EXACT = 1e-5  # of a leaf's largest entry, in fp32
+
+
+def assert_agrees(case, tolerance=EXACT):
+    loss, gradients = case.loss_and_gradients()
+    want_loss, want = case.plain()
+    np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
+    np.testing.assert_allclose(norm(gradients), norm(want), rtol=tolerance)
+    for (path, leaf), want_leaf in zip(
+        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(want), strict=True
+    ):
+        largest = np.abs(want_leaf).max()
+        assert largest > 0, path
+        difference = np.abs(np.asarray(leaf) - want_leaf).max() / largest
+        assert difference < tolerance, (jax.tree_util.keystr(path), difference)
+
+
+def norm(tree):
+    return np.sqrt(
+        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
+    )
+
+
+# Each parallel axis alone and with the others; each ZeRO stage, schedule and remat; heads that are
+# repeated; a tied head; bubbles skipped and not.
+REPRESENTATIVE = [
+    ("1x1x1", dict(zero=0, num_microbatches=1)),
+    ("2x2x2", dict(zero=1, num_microbatches=7)),
+    ("4x2x1", dict(zero=2, schedule="gpipe", remat="dots")),
+    ("2x1x4", dict(zero=3, sequence_parallel=True, model=dict(num_key_value_heads=2))),
+    (
+        "1x4x2",
+        dict(
+            skip_bubbles=False, remat="full", model=dict(tie_word_embeddings=True, sliding_window=3)
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("mesh, options", REPRESENTATIVE, ids=[mesh for mesh, _ in REPRESENTATIVE])
+def test_equals_one_device(make_case, mesh, options):
+    assert_agrees(make_case(mesh, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", (1, 4, 7))
+@pytest.mark.parametrize("schedule", ("1f1b", "gpipe"))
+@pytest.mark.parametrize("zero", (0, 1, 2, 3))
+@pytest.mark.parametrize("mesh", MESHES)
+def test_equals_one_device_on_every_mesh(make_case, mesh, zero, schedule, count):
+    assert_agrees(make_case(mesh, zero=zero, schedule=schedule, num_microbatches=count))
+
+
+@pytest.mark.parametrize(
+    "mesh, zero",
+    [
+        ("2x2x2", 3),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(MESHES, (0, 3))),
+    ],
+)
+def test_loss_alone_equals_one_device(make_case, mesh, zero):
+    case = make_case(mesh, zero=zero)
+    np.testing.assert_allclose(case.loss(), case.plain()[0], rtol=EXACT)
+
+
+MODELS = {
+    "grouped": dict(num_key_value_heads=2),
+    "one kv head": dict(num_key_value_heads=1),
+    "tied": dict(tie_word_embeddings=True),
+    "window": dict(sliding_window=3),
+    "gpt": dict(
+        norm="layernorm", mlp="gelu", qkv_bias=True, attention_output_bias=True, mlp_bias=True
+    ),
+    "qwen3": dict(qk_norm=True, num_key_value_heads=4, tie_word_embeddings=True),
+    "few tokens": dict(vocab_size=5),  # whole shards of nothing but padding
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sequence_parallel", (False, True))
+@pytest.mark.parametrize("mesh", ("2x2x2", "2x1x4"))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_kind_of_model(make_case, model, mesh, sequence_parallel):
+    options = dict(zero=3, num_microbatches=2, sequence_parallel=sequence_parallel)
+    assert_agrees(make_case(mesh, model=MODELS[model], **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ("1x1x1", "2x2x2"))
+@pytest.mark.parametrize("remat", ("full", "dots", "attn_out", "qkv,mlp_hidden"))
+def test_recomputing_changes_nothing(make_case, mesh, remat):
+    assert_agrees(make_case(mesh, remat=remat))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ("1f1b", "gpipe"))
+@pytest.mark.parametrize("mesh", ("2x2x2", "1x4x2"))
+def test_computing_in_the_bubbles_changes_nothing(make_case, mesh, schedule):
+    assert_agrees(make_case(mesh, zero=2, schedule=schedule, skip_bubbles=False))
+
+
+# A 16-bit number is off by eps/2 at most, and a gradient has passed through some tens of them
+# (4 layers, forward and backward), whose errors add up like a random walk.
+@pytest.mark.parametrize(
+    "dtype, scale, mesh",
+    [
+        ("bfloat16", 1.0, "2x2x2"),
+        pytest.param("float16", 2.0**10, "2x2x2", marks=pytest.mark.slow),
+        pytest.param("bfloat16", 1.0, "2x1x4", marks=pytest.mark.slow),
+        pytest.param("float16", 2.0**10, "1x4x1", marks=pytest.mark.slow),
+    ],
+)
+def test_16_bits_agree_within_their_rounding(make_case, dtype, scale, mesh):
+    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    assert_agrees(make_case(mesh, dtype=dtype, scale=scale), tolerance)
