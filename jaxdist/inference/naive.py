@@ -79,7 +79,6 @@ def generate(
     vocab_size: the tokenizer's, where it is smaller than the model's; no id beyond it is given.
     """
     check_prompt(model.config, prompt, sampling.max_tokens)
-    step = jax.jit(partial(_step, compute_dtype=compute_dtype), donate_argnames="cache")
     text = list(prompt)
     num_slots = len(text) + sampling.max_tokens
     key, cache = jax.random.key(sampling.seed), None
@@ -90,7 +89,9 @@ def generate(
             new, first = text + [0] * (num_slots - len(text)), 0
         else:
             new, first = text[-1:], len(text) - 1
-        logits_V, cache = step(model, cache, jnp.array([new]), first, len(text) - first)
+        logits_V, cache = _step(
+            model, cache, jnp.array([new]), first, len(text) - first, compute_dtype=compute_dtype
+        )
         token_key = jax.random.fold_in(key, len(text))
         token = int(sample(logits_V[:vocab_size], sampling.temperature, token_key))
         if token == eos_id:
@@ -108,12 +109,13 @@ def sample(logits_V: jax.Array, temperature: float, key: jax.Array) -> jax.Array
     return jnp.argmax(cumulated_V > jax.random.uniform(key) * cumulated_V[-1])
 
 
+@partial(jax.jit, static_argnames="compute_dtype", donate_argnames="cache")
 def _step(
     model: Transformer,
     cache: Cache,
     tokens_BT: jax.Array,
-    first: jax.Array,
-    count: jax.Array,
+    first: int | jax.Array,
+    count: int | jax.Array,
     *,
     compute_dtype: DTypeLike,
 ) -> tuple[jax.Array, Cache]:

@@ -21,6 +21,7 @@ from jaxdist.models.mlp import MLP
 from jaxdist.models.remat import rematerialised
 from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
+from jaxdist.ops.product import product
 from jaxdist.ops.rope import Rope, rope_table
 
 
@@ -98,13 +99,8 @@ class Transformer(nnx.Module):
     def logits(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """Final norm and head; fp32, the padding rows of the vocabulary cut off."""
         table = self.embed_tokens if self.lm_head is None else self.lm_head
-        full = jnp.dtype(ctx.compute_dtype) == jnp.float32
-        logits_BTV = jnp.einsum(
-            "btd,vd->btv",
-            self.norm(x_BTD),
-            table[...].astype(ctx.compute_dtype),
-            precision=jax.lax.Precision.HIGHEST if full else None,
-            preferred_element_type=jnp.float32,
+        logits_BTV = product(
+            self.norm(x_BTD), table[...], ((2,), (1,)), compute_dtype=ctx.compute_dtype
         )
         return logits_BTV[..., : self.config.vocab_size]
 
