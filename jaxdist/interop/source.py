@@ -1,0 +1,172 @@
+"""From a foreign model straight into arrays on a mesh.
+
+Weights are taken one layer at a time: on the CPU into memory that the array then uses as it is, on
+accelerators into the array itself. So what the host holds beyond the result is one tensor, and a
+process reads, of a source whose `load` gives views, only what its own shards need.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from jaxdist.config import ModelConfig
+from jaxdist.interop.leaves import STACK
+
+Index = tuple[slice, ...]
+MOST_THREADS = 8  # copying is bound by memory bandwidth
+HUGE = 4 << 20  # bytes from which memory is taken in huge pages
+
+
+class WeightSource(Protocol):
+    """A model by our names: a Hugging Face folder, a GGUF file, a run."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        ...
+
+    @property
+    def tensor_names(self) -> Sequence[str]:
+        """Names of the weights, as in `leaves`."""
+        ...
+
+    def load(self, name: str, layer: int | None = None) -> np.ndarray:
+        """A weight (of a stack: one layer's), in any float dtype, perhaps as a view of a file."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
+        """(name, layer or None, array) of every weight."""
+        ...
+
+
+def load_parameters(source: WeightSource, like: Any) -> Any:
+    """The parameters of `source` in the structure, dtypes and shardings of `like`.
+
+    Args:
+        source: Where the weights come from.
+        like: A `Transformer` of `jax.ShapeDtypeStruct`s; one without a sharding goes to the default
+            device. Rows of the tables beyond the source's vocabulary become zeros.
+    """
+    paths, structure = jax.tree_util.tree_flatten_with_path(
+        like, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
+    threads = min(MOST_THREADS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads) as pool:
+        arrays = []
+        for path, node in paths:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            (struct,) = jax.tree.leaves(node)
+            arrays.append(_array(source, name, struct, pool))
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+def _array(
+    source: WeightSource, name: str, like: jax.ShapeDtypeStruct, pool: ThreadPoolExecutor
+) -> jax.Array:
+    """One weight, whose stacked layers are read by several threads."""
+    sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
+    parts: dict[tuple[Any, ...], _Part] = {}
+    for device, index in sharding.addressable_devices_indices_map(like.shape).items():
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index or (), like.shape, strict=True))
+        # On the CPU devices with equal shards may share the memory, which nobody writes to again.
+        key = bounds if device.platform == "cpu" else (device, bounds)
+        parts.setdefault(key, _Part(bounds, like.dtype)).devices.append(device)
+    layers: Sequence[int | None] = [None]
+    if name.startswith(STACK):
+        wanted = {n for part in parts.values() for n in range(*part.bounds[0])}
+        layers = sorted(wanted)
+
+    def read(layer: int | None) -> None:
+        array = source.load(name, layer)
+        for part in parts.values():
+            part.put(layer, array)
+
+    on_cpu = all(part.devices[0].platform == "cpu" for part in parts.values())
+    # An accelerator's shard is updated in place, by one layer after the other.
+    list(pool.map(read, layers) if on_cpu else map(read, layers))
+    shards = [shard for part in parts.values() for shard in part.shards()]
+    return jax.make_array_from_single_device_arrays(like.shape, sharding, shards)
+
+
+class _Part:
+    """The part of a weight between `bounds` (first, last of each dim) on its way to devices."""
+
+    def __init__(self, bounds: tuple[tuple[int, int], ...], dtype: Any) -> None:
+        self.bounds, self.dtype = bounds, np.dtype(dtype)
+        self.devices: list[jax.Device] = []
+        self.shape = tuple(last - first for first, last in bounds)
+        self.host: np.ndarray | None = None
+        self.device_array: jax.Array | None = None
+
+    def put(self, layer: int | None, array: np.ndarray) -> None:
+        """Take over the part of `array`, a layer of the stack or the whole weight."""
+        own = self.bounds if layer is None else self.bounds[1:]
+        if layer is not None and not self.bounds[0][0] <= layer < self.bounds[0][1]:
+            return
+        view = array[tuple(slice(first, last) for first, last in own)]
+        row = None if layer is None else layer - self.bounds[0][0]
+        if self.devices[0].platform == "cpu":
+            if self.host is None:
+                self.host = _memory(self.shape, self.dtype)
+            _fill(self.host if row is None else self.host[row], view)
+            return
+        piece = _memory(tuple(last - first for first, last in own), self.dtype)
+        _fill(piece, view)
+        on_device = jax.device_put(piece, self.devices[0])
+        if row is None:
+            self.device_array = on_device
+            return
+        if self.device_array is None:
+            with jax.default_device(self.devices[0]):
+                self.device_array = jnp.zeros(self.shape, self.dtype)
+        self.device_array = _set_row(self.device_array, on_device, row)
+        self.device_array.block_until_ready()  # else pieces queue up on the host
+
+    def shards(self) -> list[jax.Array]:
+        """The finished array, once a device."""
+        if self.device_array is not None:
+            return [self.device_array]
+        return [jax.device_put(self.host, device) for device in self.devices]
+
+
+@partial(jax.jit, donate_argnums=0)
+def _set_row(stack: jax.Array, piece: jax.Array, row: int) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, piece, row, 0)
+
+
+def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Memory that JAX's CPU arrays can use as it is, in huge pages where there are any.
+
+    Fresh memory is cleared by the kernel page by page, which costs several times the copy.
+    """
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if num_bytes < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        raw = np.empty(num_bytes + 64, np.uint8)
+        start = -raw.ctypes.data % 64
+        return raw[start : start + num_bytes].view(dtype).reshape(shape)
+    mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, dtype).reshape(shape)
+
+
+def _fill(target: np.ndarray, source: np.ndarray) -> None:
+    """Copy with a change of dtype; rows that the source lacks (of a padded table) become zero."""
+    rows = source.shape[0]
+    target[rows:] = 0
+    target = target[:rows]
+    if source.dtype == ml_dtypes.bfloat16 and target.dtype == np.float32:
+        # fp32's upper half: a shift, which numpy does faster than the cast of a foreign dtype.
+        bits, wide = source.view(np.uint16), target.view(np.uint32)
+        np.left_shift(bits, np.uint32(16), out=wide, dtype=np.uint32, casting="unsafe")
+    else:
+        np.copyto(target, source, casting="unsafe")
