@@ -5,7 +5,9 @@ when it is ready and one for each turn: {"seconds": s, "losses": [...], ...}.
 """
 
 import json
+import math
 import os
+import re
 import selectors
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from bench.spec import Spec
 SCRIPTS = Path(__file__).resolve().parent.parent
 NUM_DEEPSPEED_PROCESSES = 2
 # Seconds. torch.compile works in its first turn; DeepSpeed builds an extension when first used.
-START_TIMEOUT, TURN_TIMEOUT = 900, 900
+TIMEOUT = 900
 
 # What jaxdist.platform.keep_freed_memory asks of glibc, as a user would ask for another program.
 ALLOCATOR = {
@@ -33,6 +35,10 @@ ALLOCATOR = {
 class ContenderFailed(RuntimeError):
     """A worker ended or fell silent; the message is the last line it wrote on stderr."""
 
+    def __init__(self, message: str, out_of_memory: bool = False):
+        super().__init__(message)
+        self.out_of_memory = out_of_memory
+
 
 class Contender:
     """One running contender; `close` it.
@@ -43,27 +49,33 @@ class Contender:
         losses: Of all steps so far, in nats a token.
     """
 
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: Spec, deadline: float = math.inf):
+        """Start it and wait until it is ready.
+
+        Raises `ContenderFailed`, as `turn` does, where an answer takes more than TIMEOUT seconds or
+        does not come before `deadline`, on the clock of `time.monotonic`.
+        """
         self.spec = spec
+        self._deadline = deadline
         self._log = tempfile.TemporaryFile()
         count = NUM_DEEPSPEED_PROCESSES if spec.framework == "deepspeed" else 1
         port = _free_port()
         self._processes = [self._launch(rank, count, port) for rank in range(count)]
         try:
-            self.about = self._replies(START_TIMEOUT)[0]
+            self.about = self._replies()[0]
         except BaseException:
-            self.close()
+            self.close(patience=0)
             raise
         self.losses: list[float] = self.about.pop("losses")
 
-    def close(self) -> None:
-        """End its processes."""
+    def close(self, patience: float = 10) -> None:
+        """End its processes, by force those that are not done in `patience` seconds."""
         for process in self._processes:
             if process.stdin:
                 process.stdin.close()
         for process in self._processes:
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=patience)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -77,7 +89,7 @@ class Contender:
             assert process.stdin
             process.stdin.write(f"{steps}\n".encode())
             process.stdin.flush()
-        replies = self._replies(TURN_TIMEOUT)
+        replies = self._replies()
         self.losses += replies[0]["losses"]
         return max(reply["seconds"] for reply in replies)
 
@@ -86,6 +98,8 @@ class Contender:
         env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         if self.spec.keep_freed_memory:
             env |= ALLOCATOR
+        if self.spec.device == "gpu":
+            env.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")  # it has the card to itself
         if count > 1:
             cores = len(os.sched_getaffinity(0))
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
@@ -96,9 +110,9 @@ class Contender:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=env)
 
-    def _replies(self, timeout: float) -> list[dict]:
-        """One line from each process, in their order; all must answer within `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+    def _replies(self) -> list[dict]:
+        """One line from each process, in their order."""
+        deadline = min(time.monotonic() + TIMEOUT, self._deadline)
         lines = [b""] * len(self._processes)
         with selectors.DefaultSelector() as selector:
             for rank, process in enumerate(self._processes):
@@ -107,20 +121,25 @@ class Contender:
             while selector.get_map():
                 ready = selector.select(max(0, deadline - time.monotonic()))
                 if not ready:
-                    raise ContenderFailed(f"no answer within {timeout:.0f} s")
+                    raise ContenderFailed("no answer in time")
                 for key, _ in ready:
                     part = os.read(key.fd, 1 << 16)
                     if not part:
-                        raise ContenderFailed(self._last_words())
+                        raise self._failure()
                     lines[key.data] += part
                     if lines[key.data].endswith(b"\n"):
                         selector.unregister(key.fileobj)
         return [json.loads(line) for line in lines]
 
-    def _last_words(self) -> str:
+    def _failure(self) -> ContenderFailed:
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "ended silently")
+        log = self._log.read().decode(errors="replace")
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        # JAX ends a traceback with a note on the frames that it left out.
+        errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+        words = (errors or lines or ["ended without a word"])[-1]
+        memory = re.search("out of memory|RESOURCE_EXHAUSTED", log, re.IGNORECASE)
+        return ContenderFailed(words, out_of_memory=memory is not None)
 
 
 def _free_port() -> int:

@@ -25,6 +25,7 @@ def start(spec: Spec) -> tuple[Run, dict]:
         platform.keep_freed_memory()
     import jax
 
+    from jaxdist.training.flops import flops_per_token, peak_flops
     from jaxdist.training.setup import Setup
 
     config = run_config(spec)
@@ -46,7 +47,12 @@ def start(spec: Spec) -> tuple[Run, dict]:
         return [float(loss) for loss in losses]
 
     count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    return run, {"losses": [], "num_parameters": count, "jax": jax.__version__}
+    about = {"losses": [], "num_parameters": count, "jax": jax.__version__}
+    if spec.device == "gpu":
+        about["device"] = jax.devices()[0].device_kind
+        about["flops_per_token"] = flops_per_token(config.model, spec.shape.length)
+        about["peak_flops"] = peak_flops(1, setup.policy.compute_dtype)
+    return run, about
 
 
 def run_config(spec: Spec) -> RunConfig:

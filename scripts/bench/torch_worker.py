@@ -19,6 +19,9 @@ def start(spec: Spec) -> tuple[Run, dict]:
     """Build the model, find the best thread count, compile; see `bench.worker`."""
     torch.manual_seed(0)
     device = "cuda" if spec.device == "gpu" else "cpu"
+    # On a GPU flash attention or nothing: its own or cuDNN's, never a silent fallback.
+    torch.backends.cuda.enable_math_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     model = _model(spec.shape, device)
     about = {
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
