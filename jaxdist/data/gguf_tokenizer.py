@@ -56,8 +56,9 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     except UsageError:
         raise
     except Exception as error:  # the library raises plain Exception
+        reason = str(error).partition("\n")[0]
         raise UsageError(
-            f"data.tokenizer: the vocabulary in {path} does not fit together ({error})"
+            f"data.tokenizer: the vocabulary in {path} does not fit together ({reason:.200})"
         ) from error
 
 

@@ -5,6 +5,8 @@ checkpoints. What lies under `layers/` is a stack, and is moved one layer at a t
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 import jax
 from flax import nnx
@@ -16,6 +18,7 @@ STACK = "layers/"
 TABLES = ("embed_tokens", "lm_head")  # [V, D], by rows of the vocabulary
 
 
+@lru_cache(maxsize=16)
 def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Shape of every weight by name; tables without the rows that pad the vocabulary."""
     abstract = jax.eval_shape(lambda: Transformer(config, key=jax.random.key(0)))
@@ -28,4 +31,4 @@ def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     for name in TABLES:
         if name in shapes:
             shapes[name] = (config.vocab_size, config.hidden_size)
-    return shapes
+    return MappingProxyType(shapes)
