@@ -54,9 +54,9 @@ class Case:
 
     @cached_property
     def parameters(self) -> Transformer:
-        whole = parameters_of(self.pipeline.model)
-        specs = parameter_specs(self.layouts, self.pipeline.parallel.zero)
-        return jax.device_put(whole, shardings(self.mesh, specs))
+        pipeline = self.pipeline
+        at_rest = ParallelConfig(zero=pipeline.parallel.zero)
+        return placed_parameters(replace(pipeline, parallel=at_rest, schedule=None))
 
     @cached_property
     def layouts(self) -> Any:
@@ -147,9 +147,22 @@ def _make_case(
 
 @cache
 def parameters_of(config: ModelConfig) -> Transformer:
-    # Five times the usual size, so that attention and MLP weigh in the loss.
-    config = replace(config, initializer_range=0.1)
-    return jax.jit(lambda key: Transformer(config, key=key))(jax.random.key(0))
+    """Random weights, gains around 1; larger than usual, so that every layer weighs in the loss."""
+    random = np.random.default_rng(1)
+    abstract = jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0))
+
+    def leaf(path: tuple[Any, ...], a: jax.ShapeDtypeStruct) -> jax.Array:
+        mean = 1.0 if "norm" in jax.tree_util.keystr(path) else 0.0
+        return jnp.asarray(mean + 0.1 * random.standard_normal(a.shape), a.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract)
+
+
+@cache
+def placed_parameters(pipeline: Pipeline) -> Transformer:
+    whole = parameters_of(pipeline.model)
+    specs = parameter_specs(layouts(whole, pipeline.rules), pipeline.parallel.zero)
+    return jax.device_put(whole, shardings(make_mesh(pipeline.mesh), specs))
 
 
 @cache
@@ -189,6 +202,4 @@ def plain_loss_and_gradients(
         picked = jnp.take_along_axis(scores, rows.labels[..., None], axis=-1)[..., 0]
         return -(picked * rows.weights).sum()
 
-    parameters = parameters_of(config)
-    compiled = jax.jit(jax.value_and_grad(loss)).lower(parameters).compile(compiler_options=QUICK)
-    return compiled(parameters)
+    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(parameters_of(config))
