@@ -9,7 +9,8 @@ from jaxdist.config.errors import UsageError, did_you_mean, one_line_errors
 
 VERBS = {
     "train": "Train a model as a config says.",
-    "generate": "Write text with a trained run.",
+    "generate": "Write text with a trained model.",
+    "convert": "Turn a run, a Hugging Face folder or a GGUF file into one another.",
 }
 
 

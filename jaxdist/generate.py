@@ -1,23 +1,25 @@
-"""`python -m jaxdist.generate`: write text with the newest checkpoint of a training run."""
+"""`python -m jaxdist.generate`: write text with a trained model, whatever it lies in."""
 
 import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from jaxdist.config import UsageError, one_line_errors
-from jaxdist.config.command_line import load
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What the command line says."""
 
-    model: str = field(metadata={"help": "Folder of a training run."})
+    model: str = field(
+        metadata={
+            "help": "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
+        }
+    )
     prompt: str = field(metadata={"help": "Text to continue."})
     max_tokens: int = field(default=100, metadata={"help": "Most tokens to write."})
     temperature: float = field(
@@ -66,25 +68,24 @@ def _dashed(word: str) -> str:
 
 def write(options: Options) -> Iterator[str]:
     """The prompt, then its continuation in pieces; all is checked before the model is read."""
-    run = Path(options.model)
-    if not (run / "config.yaml").is_file():
-        raise UsageError(f"--model {run} is not a training run: there is no {run / 'config.yaml'}")
-    config = load(run / "config.yaml")
     # JAX is loaded here, after the arguments are known to be right.
     from jaxdist.data import load_tokenizer
     from jaxdist.inference.detokenizer import TextStream
     from jaxdist.inference.naive import Sampling, check_prompt, generate
-    from jaxdist.training.run_folder import restore_model
+    from jaxdist.training.model_source import open_model
 
     sampling = Sampling(
         max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
     )
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    source = open_model(options.model)
+    if source.tokenizer is None:
+        raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
+    tokenizer = load_tokenizer(source.tokenizer)
     prompt = tokenizer.encode(options.prompt)
     if tokenizer.bos_id is not None:
         prompt = [tokenizer.bos_id, *prompt]
-    check_prompt(config.model, prompt, sampling.max_tokens)
-    model = restore_model(run, config)
+    check_prompt(source.config, prompt, sampling.max_tokens)
+    model = source.model()
     yield options.prompt
     stream = TextStream(tokenizer, prompt)
     for token in generate(

@@ -1,5 +1,7 @@
 """The door `generate`: a run's folder in, streamed text out, one line for each mistake."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,7 +95,7 @@ def test_options_have_defaults_and_types():
         (("--prompt", ""), "the prompt has no tokens"),
         (("--prompt", "x" * 64), "the prompt has 64 tokens and the model's context 64"),
         (("--max-tokens", "64"), "set max-tokens to at most 63"),
-        (("--model", "nowhere"), "--model nowhere is not a training run"),
+        (("--model", "nowhere"), "--model nowhere is no model"),
         (("--modle", "x"), "--modle"),
     ],
 )
@@ -106,7 +108,7 @@ def test_options_that_are_missing_are_named(capsys):
 
 
 def test_a_run_without_a_checkpoint_is_refused(run, tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text((generate.Path(run) / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text((Path(run) / "config.yaml").read_text())
     words = ("--model", str(tmp_path), "--prompt", "x", "--max-tokens", "5")
     assert "no checkpoint in" in refused(capsys, *words)
     (tmp_path / "checkpoints").mkdir()

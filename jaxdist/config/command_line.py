@@ -14,6 +14,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from jaxdist.config.errors import UsageError, did_you_mean
+from jaxdist.config.init_from import ReadOrigin
 from jaxdist.config.keys import Key, keys, sections
 from jaxdist.config.layers import Layer, build, load, read_layer, save_config, to_yaml
 from jaxdist.config.run import RunConfig
@@ -23,7 +24,7 @@ __all__ = ["load", "parse", "save_config", "to_yaml"]
 _OWN_OPTIONS = ("--help", "--config", "--print-config")
 
 
-def parse(argv: Sequence[str], prog: str) -> RunConfig:
+def parse(argv: Sequence[str], prog: str, read_origin: ReadOrigin | None = None) -> RunConfig:
     """The config that the arguments ask for.
 
     `--config` files come first, in their order, then single options over them. `--help` and
@@ -32,6 +33,7 @@ def parse(argv: Sequence[str], prog: str) -> RunConfig:
     Args:
         argv: Arguments without the program's name.
         prog: The program's name, for the help.
+        read_origin: Reads the model that `--init-from` names.
 
     Raises:
         UsageError: At the first argument that cannot work, with the fix.
@@ -44,7 +46,7 @@ def parse(argv: Sequence[str], prog: str) -> RunConfig:
     files = values.pop("config", [])
     print_config = values.pop("print_config", False)
     named = {"name": Path(files[-1]).stem} if files else {}
-    config = build([named, *map(read_layer, files), values])
+    config = build([named, *map(read_layer, files), values], read_origin)
     if print_config:
         sys.stdout.write(to_yaml(config))
         raise SystemExit(0)

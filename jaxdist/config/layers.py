@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.config.frozen import thawed
+from jaxdist.config.init_from import ReadOrigin, model_fields
 from jaxdist.config.keys import keys, sections
 from jaxdist.config.model import ModelConfig
 from jaxdist.config.presets import load_preset
@@ -56,10 +57,11 @@ def read_layer(path: str | Path) -> Layer:
     return layer
 
 
-def build(layers: Iterable[Layer]) -> RunConfig:
+def build(layers: Iterable[Layer], read_origin: ReadOrigin | None = None) -> RunConfig:
     """The config that the layers make together; what none of them sets takes its default.
 
-    A layer that names a preset replaces all that earlier layers said of the model.
+    A layer that names a preset replaces all that earlier layers said of the model. With
+    `read_origin`, a run that has `init_from` takes model and tokenizer from there.
     """
     values: Layer = {}
     for layer in layers:
@@ -67,12 +69,24 @@ def build(layers: Iterable[Layer]) -> RunConfig:
             values.pop("model", None)
         for name, value in layer.items():
             values[name] = {**values.get(name, {}), **value} if name in sections() else value
+    if values.get("init_from") and read_origin is not None:
+        _take_over(values, read_origin)
     values["model"] = _model_fields(values.get("model", {}))
     made = {
         name: sections()[name](**value) if name in sections() else value
         for name, value in values.items()
     }
     return RunConfig(**made)
+
+
+def _take_over(values: Layer, read_origin: ReadOrigin) -> None:
+    """Fill in what the model that the run starts from says."""
+    init_from = values["init_from"]
+    run_dir = Path(values.get("output_dir") or f"runs/{values.get('name', 'run')}")
+    origin = read_origin(init_from, run_dir)
+    values["model"] = model_fields(values.get("model", {}), origin.model, init_from)
+    if origin.tokenizer is not None:
+        values["data"] = {"tokenizer": origin.tokenizer, **values.get("data", {})}
 
 
 def _model_fields(model: Layer) -> Layer:

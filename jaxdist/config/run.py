@@ -31,6 +31,9 @@ class RunConfig:
         output_dir: The run's folder; where empty it becomes runs/<name>.
         resume: auto continues from the newest checkpoint if there is one, must refuses to start
             without one, never refuses to start where there is one.
+        init_from: Model to start from: a Hugging Face folder, a .gguf file, a run's folder, or a
+            name on the hub such as owner/model. It gives the model section, and the tokenizer
+            where data.tokenizer is not set. A run that resumes takes its own weights.
         seed: Of the parameters and the order of the data.
         dry_run: Compile the step, report memory and collectives, and end.
     """
@@ -40,6 +43,7 @@ class RunConfig:
     simulate: bool = False
     output_dir: str = ""
     resume: str = "auto"
+    init_from: str | None = None
     seed: int = 0
     dry_run: bool = False
     model: ModelConfig = field(default_factory=_tiny)
@@ -57,6 +61,8 @@ class RunConfig:
         limits.text("name", self.name)
         limits.flag("simulate", self.simulate)
         limits.choice("resume", self.resume, RESUME)
+        if self.init_from is not None:
+            limits.text("init_from", self.init_from)
         limits.whole("seed", self.seed, 0, 2**32 - 1)
         limits.flag("dry_run", self.dry_run)
         if not self.output_dir:

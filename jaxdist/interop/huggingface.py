@@ -58,6 +58,12 @@ class HuggingFaceFolder:
         return Counter(str(tensor.dtype) for tensor in self._checked[1].values())
 
     @property
+    def dtype(self) -> str:
+        """In which most of the weights are stored: float32, bfloat16 or float16."""
+        most = self.types.most_common(1)[0][0]
+        return "float32" if most == "float64" else most
+
+    @property
     def tensor_names(self) -> tuple[str, ...]:
         """Our names of the weights."""
         return tuple(self._checked[0])

@@ -53,7 +53,8 @@ def write_huggingface(
     folder = Path(folder).expanduser()
     check_dtype(dtype)
     files = dict(companions or {})
-    origin = json.loads(files.pop(CONFIG, b"{}"))
+    generation = json.loads(files.get("generation_config.json", b"{}"))
+    origin = {**generation, **json.loads(files.pop(CONFIG, b"{}"))}
     values = write_config(config, dtype, origin)
     family = FAMILIES[values["architectures"][0]]
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

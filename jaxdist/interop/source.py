@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
+from jax import Device
 from jax.sharding import SingleDeviceSharding
 
-from jaxdist.config import ModelConfig
 from jaxdist.interop.leaves import STACK
 
-Index = tuple[slice, ...]
 MOST_THREADS = 8  # copying is bound by memory bandwidth
 HUGE = 4 << 20  # bytes from which memory is taken in huge pages
 
@@ -31,8 +30,8 @@ class WeightSource(Protocol):
     """A model by our names: a Hugging Face folder, a GGUF file, a run."""
 
     @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
+    def config(self) -> Any:
+        """The model's `ModelConfig` (perhaps a cached_property, which no type here fits)."""
         ...
 
     @property
@@ -75,12 +74,12 @@ def _array(
 ) -> jax.Array:
     """One weight, whose stacked layers are read by several threads."""
     sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
-    parts: dict[tuple[Any, ...], _Part] = {}
+    parts: dict[Any, _Part] = {}
     for device, index in sharding.addressable_devices_indices_map(like.shape).items():
         bounds = tuple(s.indices(n)[:2] for s, n in zip(index or (), like.shape, strict=True))
         # On the CPU devices with equal shards may share the memory, which nobody writes to again.
         key = bounds if device.platform == "cpu" else (device, bounds)
-        parts.setdefault(key, _Part(bounds, like.dtype)).devices.append(device)
+        parts.setdefault(key, _Part(bounds, like.dtype, [])).devices.append(device)
     layers: Sequence[int | None] = [None]
     if name.startswith(STACK):
         wanted = {n for part in parts.values() for n in range(*part.bounds[0])}
@@ -91,6 +90,8 @@ def _array(
         for part in parts.values():
             part.put(layer, array)
 
+    for part in parts.values():
+        part.allocate()
     on_cpu = all(part.devices[0].platform == "cpu" for part in parts.values())
     # An accelerator's shard is updated in place, by one layer after the other.
     list(pool.map(read, layers) if on_cpu else map(read, layers))
@@ -101,12 +102,18 @@ def _array(
 class _Part:
     """The part of a weight between `bounds` (first, last of each dim) on its way to devices."""
 
-    def __init__(self, bounds: tuple[tuple[int, int], ...], dtype: Any) -> None:
-        self.bounds, self.dtype = bounds, np.dtype(dtype)
-        self.devices: list[jax.Device] = []
+    def __init__(
+        self, bounds: tuple[tuple[int, int], ...], dtype: Any, devices: list[Device]
+    ) -> None:
+        self.bounds, self.dtype, self.devices = bounds, np.dtype(dtype), devices
         self.shape = tuple(last - first for first, last in bounds)
         self.host: np.ndarray | None = None
         self.device_array: jax.Array | None = None
+
+    def allocate(self) -> None:
+        """Take memory on the host, where that is the array's."""
+        if self.devices[0].platform == "cpu":
+            self.host = _memory(self.shape, self.dtype)
 
     def put(self, layer: int | None, array: np.ndarray) -> None:
         """Take over the part of `array`, a layer of the stack or the whole weight."""
@@ -115,9 +122,7 @@ class _Part:
             return
         view = array[tuple(slice(first, last) for first, last in own)]
         row = None if layer is None else layer - self.bounds[0][0]
-        if self.devices[0].platform == "cpu":
-            if self.host is None:
-                self.host = _memory(self.shape, self.dtype)
+        if self.host is not None:
             _fill(self.host if row is None else self.host[row], view)
             return
         piece = _memory(tuple(last - first for first, last in own), self.dtype)
@@ -129,8 +134,9 @@ class _Part:
         if self.device_array is None:
             with jax.default_device(self.devices[0]):
                 self.device_array = jnp.zeros(self.shape, self.dtype)
-        self.device_array = _set_row(self.device_array, on_device, row)
-        self.device_array.block_until_ready()  # else pieces queue up on the host
+        stack = _set_row(self.device_array, on_device, row)
+        stack.block_until_ready()  # else pieces queue up on the host
+        self.device_array = stack
 
     def shards(self) -> list[jax.Array]:
         """The finished array, once a device."""

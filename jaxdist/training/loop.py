@@ -26,6 +26,7 @@ from jaxdist.training.batches import batch_maker
 from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.flops import flops_per_token, peak_flops
 from jaxdist.training.metrics import MetricsLog
+from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import plot_loss
 from jaxdist.training.progress import Progress
 from jaxdist.training.resume import differences
@@ -78,6 +79,8 @@ class _Run:
         self.first_process = distributed.is_first_process()
         if self.first_process:
             save_config(config, config.run_dir / "config.yaml")
+            if start is None:
+                keep_origin(config)
         self.log = MetricsLog(config.run_dir, config.log, resume_step=self.step)
         self.progress = Progress(config, self.step, self.last)
         self.unread: tuple[int, Metrics] | None = None

@@ -16,8 +16,9 @@ _FIXED = (
     "train.sequence_length",
     "optimizer.name",
 )
-# A preset is a nickname for fields that are compared themselves; a cache holds nothing new.
-_FREE = ("model.preset", "data.cache_dir")
+# A preset is a nickname for fields that are compared themselves; a cache holds nothing new; a
+# tokenizer may have moved, and what it does is part of the data's fingerprint.
+_FREE = ("model.preset", "data.cache_dir", "data.tokenizer")
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

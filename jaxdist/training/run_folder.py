@@ -1,26 +1,105 @@
-"""The folder that a training run leaves, as the doors that use a trained model read it."""
+"""The folder that a training run leaves, as the doors that use a trained model read it.
 
+Beside checkpoints and logs it holds `origin/`: the tokenizer, generation config and config.json of
+the model that the run started from, so that the run stands on its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 
-from jaxdist.config import RunConfig, UsageError
-from jaxdist.models.transformer import Transformer
+from jaxdist.config import ModelConfig, RunConfig, UsageError
+from jaxdist.config.layers import load
+from jaxdist.interop.leaves import STACK, TABLES, leaf_shapes
 from jaxdist.precision import Policy
 from jaxdist.training.checkpoint import Checkpointer
 
+CONFIG = "config.yaml"
+ORIGIN = "origin"
 
-def restore_model(run: Path, config: RunConfig) -> Transformer:
-    """The parameters of the newest complete checkpoint under `run`, on the default device."""
-    directory = run / "checkpoints"
-    checkpoints = Checkpointer(directory, None)
-    step = checkpoints.latest_step()
-    if step is None:
-        raise UsageError(f"no checkpoint in {directory}; train until one is complete")
-    dtype = Policy.from_config(config.precision).param_dtype
-    abstract = jax.eval_shape(
-        lambda key: Transformer(config.model, key=key, param_dtype=dtype), jax.random.key(0)
-    )
-    model = checkpoints.restore_params(step, abstract)
-    checkpoints.close()
-    return model
+
+def open_run(run: str | Path) -> "RunFolder":
+    """Open a run's folder by its config."""
+    run = Path(run).expanduser()
+    return RunFolder(run, load(run / CONFIG))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The model of a run's newest complete checkpoint, one weight at a time."""
+
+    folder: Path
+    run: RunConfig
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self.run.model
+
+    @property
+    def dtype(self) -> str:
+        """In which the weights are kept, such as "float32"."""
+        return str(Policy.from_config(self.run.precision).param_dtype)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Names of the weights."""
+        return tuple(leaf_shapes(self.config))
+
+    @property
+    def tokenizer(self) -> str:
+        """The run's tokenizer, as `load_tokenizer` takes it: the copy in the folder, if any."""
+        origin = self.folder / ORIGIN
+        kept = any((origin / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+        return str(origin) if kept else self.run.data.tokenizer
+
+    def load(self, name: str, layer: int | None = None) -> np.ndarray:
+        """A weight (of a stack: one layer's) as it was saved, tables without padding rows."""
+        array = self._leaf(name)
+        if name in TABLES:
+            array = array[: self.config.vocab_size]
+        return array if layer is None else array[layer]
+
+    def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
+        """(name, layer or None, array) of every weight, a whole stack after the other."""
+        for name in self.tensor_names:
+            if name.startswith(STACK):
+                for layer in range(self.config.num_hidden_layers):
+                    yield name, layer, self.load(name, layer)
+            else:
+                yield name, None, self.load(name)
+
+    def restore(self, like: Any) -> Any:
+        """Parameters in the structure, dtypes and shardings of `like`; all padding as saved."""
+        checkpoints = Checkpointer(self.folder / "checkpoints", None)
+        try:
+            return checkpoints.restore_params(self._step(checkpoints), like)
+        finally:
+            checkpoints.close()
+
+    def _step(self, checkpoints: Checkpointer) -> int:
+        step = checkpoints.latest_step()
+        if step is None:
+            raise UsageError(
+                f"no checkpoint in {self.folder / 'checkpoints'}; train until one is complete"
+            )
+        return step
+
+    @cached_property
+    def _leaf(self) -> Any:
+        """name -> the whole weight on the host; the last one is kept for its other layers."""
+
+        @lru_cache(1)
+        def leaf(name: str) -> np.ndarray:
+            shape = leaf_shapes(self.config)[name]
+            if name in TABLES:
+                shape = (self.config.padded_vocab_size, *shape[1:])
+            target = {name: jax.ShapeDtypeStruct(shape, np.dtype(self.dtype))}
+            return np.asarray(self.restore(target)[name])
+
+        return leaf

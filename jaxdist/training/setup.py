@@ -4,7 +4,7 @@ Order matters: whatever can be refused is refused before a file is written or a 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import optax
@@ -12,11 +12,14 @@ from jax.sharding import Mesh
 
 from jaxdist.config import MeshShape, RunConfig
 from jaxdist.config.checks import check_mesh
+from jaxdist.config.init_from import check_same_weights
+from jaxdist.models.transformer import Transformer
 from jaxdist.parallel.mesh import make_mesh, shape_of
 from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.parallel.schedule import SCHEDULES
 from jaxdist.precision import Policy
 from jaxdist.training.batches import abstract_batch
+from jaxdist.training.model_source import open_model
 from jaxdist.training.optimizer import make_optimizer
 from jaxdist.training.state import StateLayout, TrainState, initial_state
 from jaxdist.training.step import Batch, make_eval_step, make_train_step
@@ -78,9 +81,18 @@ class Setup:
 
     def initial_state(self) -> TrainState:
         """The state before the first step, born in its shards."""
-        init = lambda: initial_state(self.config, self.policy, self.optimizer)  # noqa: E731
+        init = partial(initial_state, self.config, self.policy, self.optimizer)
+        given = () if self.config.init_from is None else (self._given_parameters(),)
         with jax.set_mesh(self.mesh):
-            return jax.jit(init, out_shardings=self.layout.shardings(self.mesh))()
+            shardings = self.layout.shardings(self.mesh)
+            return jax.jit(init, out_shardings=shardings, donate_argnums=range(len(given)))(*given)
+
+    def _given_parameters(self) -> Transformer:
+        """The parameters that the run starts from."""
+        assert self.config.init_from is not None
+        source = open_model(self.config.init_from, "--init-from")
+        check_same_weights(self.config.model, source.config, self.config.init_from)
+        return source.parameters(self.layout.target(self.mesh).params)
 
     def abstract_batch(self) -> Batch:
         """Shapes and shardings of a global batch."""

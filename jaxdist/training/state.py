@@ -41,11 +41,18 @@ class TrainState:
 
 
 def initial_state(
-    config: RunConfig, policy: Policy, optimizer: optax.GradientTransformation
+    config: RunConfig,
+    policy: Policy,
+    optimizer: optax.GradientTransformation,
+    params: Transformer | None = None,
 ) -> TrainState:
-    """The state before the first step; a pure function of `config.seed`, to be jitted."""
+    """The state before the first step; a pure function of `config.seed`, to be jitted.
+
+    `params` are those to start from; by default random ones.
+    """
     rng, key = jax.random.split(jax.random.key(config.seed))
-    params = Transformer(config.model, key=key, param_dtype=policy.param_dtype)
+    if params is None:
+        params = Transformer(config.model, key=key, param_dtype=policy.param_dtype)
     ema = None
     if config.optimizer.ema_decay is not None:
         ema = jax.tree.map(lambda a: a.astype(jnp.float32), params)

@@ -1,5 +1,7 @@
 """config.json to ModelConfig and back; what we cannot express is refused by name."""
 
+from typing import Any
+
 import pytest
 
 from jaxdist.config import ModelConfig, UsageError
@@ -14,7 +16,7 @@ BASE = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-SHAPE = {key: value for key, value in BASE.items() if isinstance(value, int)}
+SHAPE: dict[str, Any] = {key: value for key, value in BASE.items() if isinstance(value, int)}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
