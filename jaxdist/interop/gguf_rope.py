@@ -6,7 +6,7 @@ llama.cpp's converter and the definitions of transformers.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -99,26 +99,43 @@ def _read_llama3(fields: Fields, factors_R: np.ndarray, theta: float) -> dict[st
     if np.allclose(factors_R, 1, rtol=TOLERANCE):
         return None  # as older converters wrote for models without scaling
     frequency_R = _frequencies(2 * factors_R.size, theta)
-    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every published model
-    candidates = [{**numbers, "original_max_position_embeddings": 8192}]
-    # 1 / factor is affine in the frequency between the bounds: keep = (f L / 2 pi - 1) / (h - 1),
-    # where low = 1 loses nothing, since (low, high, L) only count by their ratios.
-    keep_R = (1 / factors_R - 1 / factor) / (1 - 1 / factor)
-    inside_R = (keep_R > TOLERANCE) & (keep_R < 1 - TOLERANCE)
-    if inside_R.sum() > 1:
-        slope, offset = np.polyfit(frequency_R[inside_R], keep_R[inside_R], 1)
-        if slope > 0 > offset:
-            length = round(-2 * math.pi * slope / offset)
-            high = {"high_freq_factor": float(1 - 1 / offset)}
-            candidates += [{**numbers, **high, "original_max_position_embeddings": length}]
-    for candidate in candidates:
-        expected_R = llama3_factors(frequency_R, factor, **candidate)
-        if np.allclose(factors_R, expected_R, rtol=TOLERANCE):
-            return {"rope_type": "llama3", "factor": factor, **candidate}
+    for length, high in _llama3_candidates(factors_R, factor, frequency_R):
+        numbers = {
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": length,
+        }
+        if np.allclose(factors_R, llama3_factors(frequency_R, **numbers), rtol=TOLERANCE):
+            return {"rope_type": "llama3", **numbers}
     raise UsageError(
         f"{fields.header.path}: tensor {LLAMA3!r} holds factors that are not those of Llama 3's "
         "RoPE scaling, the only one known in this form"
     )
+
+
+def _llama3_candidates(
+    factors_R: np.ndarray, factor: float, frequency_R: np.ndarray
+) -> Iterator[tuple[int, float]]:
+    """(original context L in tokens, high_freq_factor h) that may have made these factors.
+
+    Only the ratios of (low, high, L) count, so low is 1 in all of them. Between the bounds
+    1 / factors is affine in the frequency f: keep = (f L / 2 pi - 1) / (h - 1).
+    """
+    yield 8192, 4.0  # every published model
+    keep_R = (1 / factors_R - 1 / factor) / (1 - 1 / factor)
+    inside_R = (keep_R > TOLERANCE) & (keep_R < 1 - TOLERANCE)
+    keep_R, frequency_R = keep_R[inside_R], frequency_R[inside_R]
+    if keep_R.size:  # another context
+        yield _context(2 * math.pi * (1 + 3 * keep_R[0]) / frequency_R[0]), 4.0
+    if keep_R.size > 1:  # another band
+        slope, offset = np.polyfit(frequency_R, keep_R, 1)
+        if slope > 0 > offset:
+            yield _context(-2 * math.pi * slope / offset), float(1 - 1 / offset)
+
+
+def _context(length: float) -> int:
+    return round(min(length, 2.0**31))  # a damaged file may ask for infinity
 
 
 def _read_yarn(fields: Fields) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def _write_weights(
     weights: Iterable[Weight],
     slots: Slots,
 ) -> None:
-    where = places(architecture, config)
+    where, shapes = places(architecture, config), tensor_shapes(architecture, config)
     wanted = {
         (name, layer)
         for name in where
@@ -205,13 +205,14 @@ def _write_weights(
         wanted.remove((name, layer))
         place = where[name]
         tensor = place.tensor.format(layer=layer)
-        rows = _stored_rows(np.asarray(array, np.float32), name, place, config)
-        if len(rows) != place.stop - place.start:
+        rows = _rows(np.asarray(array, np.float32), name, place, config)
+        expected = (place.stop - place.start, *shapes[tensor][1:])
+        if rows.shape != expected:
             raise UsageError(
-                f"the weight {label} has {len(rows)} outputs, expected {place.stop - place.start}"
+                f"the weight {label} has shape {rows.shape} by outputs, not {expected}"
             )
         parts = waiting.setdefault(tensor, {})
-        parts[place.start] = rows
+        parts[place.start] = _interleaved(rows, place)
         if len(parts) == place.joined:
             joined = np.concatenate([parts[first] for first in sorted(parts)])
             _write_tensor(file, start, tensor, joined, slots)
@@ -222,11 +223,15 @@ def _write_weights(
         raise UsageError(f"{len(wanted)} weights of the model are missing, among them {label}")
 
 
-def _stored_rows(array: np.ndarray, name: str, place: Place, config: ModelConfig) -> np.ndarray:
-    """[out, ...] in the order of the file."""
+def _rows(array: np.ndarray, name: str, place: Place, config: ModelConfig) -> np.ndarray:
+    """[out, ...], without the rows that pad a table."""
     if name in TABLES and len(array) == config.padded_vocab_size:
         array = array[: config.vocab_size]
-    rows = array.T if place.transposed else array
+    return array.T if place.transposed else array
+
+
+def _interleaved(rows: np.ndarray, place: Place) -> np.ndarray:
+    """In the order of the file: of each head the rows that RoPE turns together side by side."""
     if not place.interleaved_heads:
         return rows
     heads = rows.reshape(place.interleaved_heads, 2, -1, *rows.shape[1:])
@@ -236,10 +241,6 @@ def _stored_rows(array: np.ndarray, name: str, place: Place, config: ModelConfig
 def _write_tensor(file: BinaryIO, start: int, tensor: str, rows: np.ndarray, slots: Slots) -> None:
     first, last, block_type = slots[tensor]
     stored = quantize(rows, block_type, tensor)
-    if stored.nbytes != last - first:
-        raise UsageError(
-            f"tensor {tensor!r} got {rows.shape} weights, {stored.nbytes} bytes where "
-            f"{last - first} were expected"
-        )
+    assert stored.nbytes == last - first
     file.seek(start + first)
     file.write(stored.data)
