@@ -1,0 +1,192 @@
+"""A run from the command line's words to its folder: what it writes, and how it goes on."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxdist.config import UsageError
+from jaxdist.config.command_line import parse
+from jaxdist.training.learning_rate import make_schedule
+from jaxdist.training.loop import NonFinite, run
+from jaxdist.training.metrics import read_rows
+
+TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
+ --model.intermediate_size 32 --model.num_attention_heads 2 --model.num_key_value_heads 2
+ --train.sequence_length 16 --train.global_batch_size 8 --parallel.num_microbatches 2
+ --precision.policy fp32 --log.progress false --log.tensorboard false --train.steps 6
+ --checkpoint.every 2 --optimizer.warmup_steps 0""".split()
+
+
+def train(folder: Path, *flags: str, mesh: str = "2x2x2") -> int:
+    return run(parse([*TINY, "--mesh", mesh, "--output-dir", str(folder), *flags], "jaxdist train"))
+
+
+def rows(folder: Path) -> dict[int, dict]:
+    return {row["step"]: row for row in read_rows(folder / "metrics.jsonl")}
+
+
+def curve(folder: Path) -> list[tuple[float, float]]:
+    return [(row["loss"], row["grad_norm"]) for _, row in sorted(rows(folder).items())]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """An uninterrupted run of six steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train(folder, "--eval.every", "3", "--eval.batches", "2") == 0
+    return folder
+
+
+def test_a_run_leaves_its_folder(whole):
+    assert {path.name for path in whole.iterdir()} >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "checkpoints",
+        "loss.png",
+    }
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in lines:
+        assert {"loss", "grad_norm", "learning_rate", "tokens_per_second", "mfu"} <= line.keys()
+        assert ("val_loss" in line) == (line["step"] % 3 == 0)
+        assert all(math.isfinite(value) for value in line.values())
+    assert lines[0]["tokens"] * 6 == lines[-1]["tokens"]
+    assert lines[0]["loss"] == pytest.approx(math.log(257), rel=0.02)
+
+
+def test_resumed_equals_uninterrupted_bitwise(whole, tmp_path):
+    assert train(tmp_path, "--train.stop_after", "4") == 0
+    assert train(tmp_path, "--resume", "must") == 0
+    assert curve(tmp_path) == curve(whole)
+    assert rows(tmp_path)[6]["tokens"] == rows(whole)[6]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "mesh, zero",
+    [
+        ("1x1x1", "0"),
+        pytest.param("1x2x1", "1", marks=pytest.mark.slow),
+        pytest.param("4x1x2", "3", marks=pytest.mark.slow),
+    ],
+)
+def test_another_mesh_goes_on_with_the_same_curve(whole, tmp_path, mesh, zero):
+    assert train(tmp_path, "--train.stop_after", "4") == 0
+    assert train(tmp_path, "--resume", "must", "--parallel.zero", zero, mesh=mesh) == 0
+    for got, want in zip(curve(tmp_path), curve(whole), strict=True):
+        assert got == pytest.approx(want, rel=1e-5)
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    before = (whole / "metrics.jsonl").read_bytes()
+    assert train(whole, "--eval.every", "3") == 0
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--model.hidden_size", "32"], "model.hidden_size: 16 saved, 32 asked"),
+        (["--data.validation_fraction", "0.3"], "validation_fraction"),
+        (["--seed", "9"], "seed: 0 saved, 9 asked"),
+        (["--resume", "never"], "checkpoint of step 6"),
+    ],
+)
+def test_changed_settings_are_refused(whole, flags, words):
+    before = (whole / "config.yaml").read_bytes()
+    with pytest.raises(UsageError, match=words):
+        train(whole, *flags)
+    assert (whole / "config.yaml").read_bytes() == before
+
+
+def test_must_needs_a_checkpoint_and_writes_nothing(tmp_path):
+    with pytest.raises(UsageError, match="no checkpoint"):
+        train(tmp_path / "run", "--resume", "must")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_bad_step_is_named_and_the_last_good_checkpoint_stays(tmp_path):
+    flags = ["--optimizer.learning_rate", "1e38", "--checkpoint.every", "1"]
+    with pytest.raises(NonFinite, match=r"step 2: (loss|grad_norm).* step 1 is kept"):
+        train(tmp_path, *flags, mesh="1x1x1")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert max(rows(tmp_path)) == 2
+
+
+def test_overflowing_steps_are_skipped_counted_and_not_scheduled(tmp_path):
+    flags = ["--precision.policy", "fp16", "--precision.loss_scale_hysteresis", "1"]
+    flags += ["--precision.loss_scale_init", "16777216", "--train.steps", "12"]
+    flags += ["--optimizer.schedule", "linear"]
+    assert train(tmp_path, *flags, mesh="1x1x1") == 0
+    metrics = [row for _, row in sorted(rows(tmp_path).items())]
+    skipped = [row for row in metrics if row.get("skipped")]
+    assert skipped and len(skipped) < len(metrics)
+    optimizer = parse([*TINY, "--mesh", "1x1x1", *flags], "jaxdist train").optimizer
+    learning_rate = make_schedule(optimizer, 12)
+    updates, scale = 0, 2.0**24
+    for row in metrics:
+        assert row["learning_rate"] == pytest.approx(float(learning_rate(updates)), rel=1e-6)
+        assert row["loss_scale"] == scale
+        updates += not row.get("skipped")
+        scale /= 2 if row.get("skipped") else 1
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+
+
+@pytest.mark.slow
+def test_average_of_parameters_and_trace(tmp_path):
+    flags = ["--optimizer.ema_decay", "0.9", "--profile.steps", "2:3"]
+    assert train(tmp_path, *flags, mesh="2x1x1") == 0
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def command(folder: Path, *flags: str) -> list[str]:
+    words = [*TINY, "--mesh", "1x2x1", "--simulate", "--output-dir", str(folder), *flags]
+    return [sys.executable, "-m", "jaxdist.train", *words]
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.slow
+def test_a_signal_saves_says_how_to_go_on_and_ends(tmp_path, number, code):
+    process = subprocess.Popen(
+        command(tmp_path, "--train.steps", "100000", "--checkpoint.every", "100000"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "--resume auto" in errors and "Traceback" not in errors
+    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert max(rows(tmp_path)) == saved
+
+
+@pytest.mark.slow
+def test_killed_ten_times_a_run_ends_with_the_same_loss(tmp_path):
+    flags = ["--train.steps", "30"]
+    began = time.monotonic()
+    subprocess.run(command(tmp_path / "whole", *flags), check=True, capture_output=True)
+    length = time.monotonic() - began
+    chance = random.Random(0)
+    for _ in range(10):
+        process = subprocess.Popen(
+            command(tmp_path / "killed", *flags),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(length * chance.uniform(0.5, 0.98))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command(tmp_path / "killed", *flags), check=True, capture_output=True)
+    assert curve(tmp_path / "killed")[-1] == curve(tmp_path / "whole")[-1]
