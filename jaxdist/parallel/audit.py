@@ -118,19 +118,16 @@ _MESH_GROUPS = re.compile(
 
 def _mesh_groups(mesh: str, device_ids: str | None, along: str) -> np.ndarray:
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
-    names, shape = list(sizes), list(sizes.values())
-    # 'b':(2)4 is the part of axis b that has 2 steps outside of it and 4 of its own.
-    parts = re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", along)
-    for name, outer, size in (part for part in parts if part[2]):
-        dim = names.index(name)
-        own = (int(outer), int(size), shape[dim] // int(outer) // int(size))
-        shape[dim : dim + 1] = own
-        names[dim : dim + 1] = [f"{name}({outer}", f"{name}({outer}){size}", f"{name}){size}"]
-    places = _places(device_ids or f"[{math.prod(shape)}]").reshape(shape)
-    dims = [names.index(f"{name}({outer}){size}" if size else name) for name, outer, size in parts]
-    return np.moveaxis(places, dims, range(-len(dims), 0)).reshape(
-        -1, math.prod(shape[dim] for dim in dims)
-    )
+    coordinates = dict(zip(sizes, np.indices(tuple(sizes.values())), strict=True))
+    # 'b' is all of axis b; 'b':(2)4 that digit of it which counts to 4, with 2 above it.
+    for name, above, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", along):
+        base = sizes[name] // (int(above) * int(size)) if size else 1
+        digit = coordinates[name] // base % (int(size) if size else sizes[name])
+        coordinates[name] = coordinates[name] - digit * base
+    # What is left of the coordinates is common to a group.
+    group = np.ravel_multi_index(tuple(coordinates.values()), tuple(sizes.values())).reshape(-1)
+    places = _places(device_ids or f"[{group.size}]").reshape(-1)
+    return places[np.argsort(group, kind="stable")].reshape(len(np.unique(group)), -1)
 
 
 def _places(text: str) -> np.ndarray:
