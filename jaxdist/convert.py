@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from jaxdist.config import UsageError, one_line_errors
 
@@ -38,10 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> Options:
     """The options that the arguments spell."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="jaxdist convert",
         description="Convert a model. What SOURCE is, is told by what lies there.",
-        exit_on_error=False,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -60,10 +60,12 @@ def parse(argv: Sequence[str]) -> Options:
     )
     parser.add_argument("--force", action="store_true", help="Replace what is at TARGET.")
     words = [word.replace("_", "-") if word.startswith("--") else word for word in argv]
-    try:
-        return Options(**vars(parser.parse_args(words)))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}; --help lists the options") from None
+    return Options(**vars(parser.parse_args(words)))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; --help lists the options")
 
 
 if __name__ == "__main__":

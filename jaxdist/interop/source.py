@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from flax import nnx
-from jax import Device
 from jax.sharding import SingleDeviceSharding
 
 from jaxdist.interop.leaves import STACK
 
 MOST_THREADS = 8  # copying is bound by memory bandwidth
+ROWS = 4096  # of a table, that one thread copies at a time
 HUGE = 4 << 20  # bytes from which memory is taken in huge pages
 
 
@@ -80,21 +80,23 @@ def _array(
         # On the CPU devices with equal shards may share the memory, which nobody writes to again.
         key = bounds if device.platform == "cpu" else (device, bounds)
         parts.setdefault(key, _Part(bounds, like.dtype, [])).devices.append(device)
-    layers: Sequence[int | None] = [None]
-    if name.startswith(STACK):
-        wanted = {n for part in parts.values() for n in range(*part.bounds[0])}
-        layers = sorted(wanted)
-
-    def read(layer: int | None) -> None:
-        array = source.load(name, layer)
-        for part in parts.values():
-            part.put(layer, array)
-
     for part in parts.values():
         part.allocate()
-    on_cpu = all(part.devices[0].platform == "cpu" for part in parts.values())
-    # An accelerator's shard is updated in place, by one layer after the other.
-    list(pool.map(read, layers) if on_cpu else map(read, layers))
+    if name.startswith(STACK):
+        layers = sorted({n for part in parts.values() for n in range(*part.bounds[0])})
+
+        def read(layer: int) -> None:
+            array = source.load(name, layer)
+            for part in parts.values():
+                part.put_layer(layer, array)
+
+        on_cpu = all(part.host is not None for part in parts.values())
+        # An accelerator's shard is updated in place, by one layer after the other.
+        list(pool.map(read, layers) if on_cpu else map(read, layers))
+    else:
+        array = source.load(name)
+        for part in parts.values():
+            part.put(array, pool)
     shards = [shard for part in parts.values() for shard in part.shards()]
     return jax.make_array_from_single_device_arrays(like.shape, sharding, shards)
 
@@ -102,9 +104,7 @@ def _array(
 class _Part:
     """The part of a weight between `bounds` (first, last of each dim) on its way to devices."""
 
-    def __init__(
-        self, bounds: tuple[tuple[int, int], ...], dtype: Any, devices: list[Device]
-    ) -> None:
+    def __init__(self, bounds: tuple[tuple[int, int], ...], dtype: Any, devices: list[Any]) -> None:
         self.bounds, self.dtype, self.devices = bounds, np.dtype(dtype), devices
         self.shape = tuple(last - first for first, last in bounds)
         self.host: np.ndarray | None = None
@@ -115,28 +115,33 @@ class _Part:
         if self.devices[0].platform == "cpu":
             self.host = _memory(self.shape, self.dtype)
 
-    def put(self, layer: int | None, array: np.ndarray) -> None:
-        """Take over the part of `array`, a layer of the stack or the whole weight."""
-        own = self.bounds if layer is None else self.bounds[1:]
-        if layer is not None and not self.bounds[0][0] <= layer < self.bounds[0][1]:
+    def put_layer(self, layer: int, array: np.ndarray) -> None:
+        """Take over the part of one layer of the stack."""
+        first, last = self.bounds[0]
+        if not first <= layer < last:
             return
-        view = array[tuple(slice(first, last) for first, last in own)]
-        row = None if layer is None else layer - self.bounds[0][0]
+        view = array[tuple(slice(*bounds) for bounds in self.bounds[1:])]
         if self.host is not None:
-            _fill(self.host if row is None else self.host[row], view)
+            _fill(self.host[layer - first], view)
             return
-        piece = _memory(tuple(last - first for first, last in own), self.dtype)
-        _fill(piece, view)
-        on_device = jax.device_put(piece, self.devices[0])
-        if row is None:
-            self.device_array = on_device
-            return
-        if self.device_array is None:
+        stack = self.device_array
+        if stack is None:
             with jax.default_device(self.devices[0]):
-                self.device_array = jnp.zeros(self.shape, self.dtype)
-        stack = _set_row(self.device_array, on_device, row)
+                stack = jnp.zeros(self.shape, self.dtype)
+        piece = _memory(self.shape[1:], self.dtype)
+        _fill(piece, view)
+        stack = _set_row(stack, jax.device_put(piece, self.devices[0]), layer - first)
         stack.block_until_ready()  # else pieces queue up on the host
         self.device_array = stack
+
+    def put(self, array: np.ndarray, pool: ThreadPoolExecutor) -> None:
+        """Take over the part of a whole weight, by several threads."""
+        view = array[tuple(slice(*bounds) for bounds in self.bounds)]
+        target = _memory(self.shape, self.dtype) if self.host is None else self.host
+        blocks = [slice(n, n + ROWS) for n in range(0, self.shape[0], ROWS)]
+        list(pool.map(lambda rows: _fill(target[rows], view[rows]), blocks))
+        if self.host is None:
+            self.device_array = jax.device_put(target, self.devices[0])
 
     def shards(self) -> list[jax.Array]:
         """The finished array, once a device."""
