@@ -14,6 +14,9 @@ from pathlib import Path
 from jaxdist.config.errors import UsageError
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
+# Devices that share few cores with other programs wait for each other for minutes; XLA would
+# take that for a deadlock after 40 s and abort the process.
+_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
@@ -43,8 +46,10 @@ def simulate_devices(num_devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", num_devices)
         jax.config.update("jax_platforms", "cpu")
         return
-    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", ""))
-    os.environ["XLA_FLAGS"] = " ".join([*flags.split(), f"{_DEVICE_COUNT}={num_devices}"])
+    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+    if not any(flag.startswith(_PATIENCE) for flag in flags):
+        flags.append(f"{_PATIENCE}=600")
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
 

@@ -51,7 +51,7 @@ def cross_entropy(
     chunk = min(chunk_size, x_ND.shape[0])
     padding = -x_ND.shape[0] % chunk
 
-    def score(dhead_VD: Array, inputs: tuple[Array, Array, Array]):
+    def score(dhead_VD: Array | None, inputs: tuple[Array, Array, Array]):
         x_CD, labels_C, weights_C = inputs
         x_CD = x_CD.astype(compute_dtype)
         logits_CV = jnp.where(is_row_V[None, :], times(x_CD, head, ((1,), (1,))), -jnp.inf)
@@ -68,7 +68,7 @@ def cross_entropy(
         sum_C = shards.sum(own_sum_C * rescale_C)
         loss = (weights_C * (max_C + jnp.log(sum_C) - shards.sum(label_C))).sum()
         if dhead_VD is None:
-            return dhead_VD, (loss, None)
+            return None, (loss, None)
         # d logits = weight * (softmax - onehot), where softmax = exp * (rescale / sum).
         scale_C = weights_C * (rescale_C / sum_C)
         # The common part of the scale stays outside of the product, within fp16's range.

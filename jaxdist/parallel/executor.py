@@ -125,7 +125,7 @@ class Executor:
         if phase.has_score:
             scored, gradients = self._score(schedule, tick, down, gradients)
             loss += scored.loss
-            if waiting is not None:
+            if waiting is not None and scored.cotangent is not None:
                 place = read(jnp.asarray(schedule.score), tick)
                 waiting = write(waiting, vary(scored.cotangent), place)
         if phase.has_backward:
@@ -220,7 +220,7 @@ class Executor:
     ) -> Array:
         if waiting is not None:
             own = read(waiting, jnp.maximum(backward, 0))
-        elif scored is not None:
+        elif scored is not None and scored.cotangent is not None:
             own = vary(scored.cotangent)
         else:
             return arrived  # the last stage has no backward in this phase

@@ -2,6 +2,7 @@
 path serves every degree of parallelism."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ AXES = ("dp", "pp", "tp")
 def make_mesh(
     shape: MeshShape,
     config: RunConfig | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """Mesh over the first `shape.size` devices: tp innermost (inside a host), then pp, then dp.
 

@@ -4,6 +4,7 @@ A process materialises only the rows that its own devices hold.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,9 +26,12 @@ def batch_maker(
     """
     shape = (num_microbatches, rows // num_microbatches, length)
     sharding = NamedSharding(mesh, BATCH_SPEC)
-    slices = [index[1] for index in sharding.addressable_devices_indices_map(shape).values()]
-    first = min(s.start or 0 for s in slices)
-    last = max(shape[1] if s.stop is None else s.stop for s in slices)
+    held = [
+        index[1].indices(shape[1])
+        for index in sharding.addressable_devices_indices_map(shape).values()
+        if index is not None
+    ]
+    first, last = min(start for start, _, _ in held), max(stop for _, stop, _ in held)
 
     def make(step: int) -> Batch:
         starts = range(0, rows, shape[1])
@@ -36,7 +40,7 @@ def batch_maker(
         def place(name: str) -> jax.Array:
             local = np.stack([getattr(part, name) for part in parts])
 
-            def shard(index: tuple[slice, ...]) -> np.ndarray:
+            def shard(index: Any) -> np.ndarray:
                 start, stop, _ = index[1].indices(shape[1])
                 return local[:, start - first : stop - first]
 
@@ -51,5 +55,5 @@ def batch_maker(
 def abstract_batch(mesh: Mesh, num_microbatches: int, rows: int, length: int) -> Batch:
     """A batch's shapes and shardings, to compile a step before there is data."""
     shape = (num_microbatches, rows // num_microbatches, length)
-    leaf = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, BATCH_SPEC))
+    leaf: Any = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, BATCH_SPEC))
     return Batch(tokens=leaf, labels=leaf, loss_mask=leaf, segment_ids=leaf, positions=leaf)

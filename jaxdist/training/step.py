@@ -112,9 +112,9 @@ def make_train_step(
             old = params, state.opt_state
             new = jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, old)
         params, opt_state = new
-        ema = state.ema
-        if ema is not None:
-            ema = ema_update(ema, params, config.optimizer.ema_decay)
+        ema, decay = state.ema, config.optimizer.ema_decay
+        if ema is not None and decay is not None:
+            ema = ema_update(ema, params, decay)
         return _constrain(params, layout.state.params), opt_state, ema
 
     return step

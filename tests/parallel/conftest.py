@@ -25,7 +25,6 @@ from jaxdist.parallel.sharding import gradient_specs, layouts, parameter_specs, 
 QUICK = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
 }
 ROWS, LENGTH = 8, 12  # of a microbatch
 
