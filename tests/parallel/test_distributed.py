@@ -1,0 +1,92 @@
+"""Several processes: two of four devices each train as one of eight does."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdist.config import UsageError
+from jaxdist.parallel import distributed
+
+TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
+ --model.intermediate_size 32 --model.num_attention_heads 2 --model.num_key_value_heads 2
+ --train.sequence_length 16 --train.global_batch_size 8 --parallel.num_microbatches 2
+ --precision.policy fp32 --log.tensorboard false --train.steps 4 --checkpoint.every 2
+ --mesh 2x2x2 --simulate""".split()
+
+
+def start(folder: Path, *flags: str, **environment: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", "jaxdist.train", *TINY, "--output-dir", str(folder), *flags]
+    return subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
+
+
+def train(folder: Path, *flags: str, processes: int, steps: int = 4) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step of a run of `processes` processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    group = [
+        start(
+            folder,
+            *flags,
+            JAX_COORDINATOR_ADDRESS=address,
+            JAX_NUM_PROCESSES=str(processes),
+            JAX_PROCESS_ID=str(index),
+        )
+        for index in range(processes)
+    ]
+    for process in group:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors[-2000:]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
+    return [(row["loss"], row["grad_norm"]) for row in map(json.loads, lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_two_processes_train_as_one(tmp_path, zero):
+    flags = ["--parallel.zero", zero]
+    one = train(tmp_path / "one", *flags, processes=1)
+    two = train(tmp_path / "two", *flags, processes=2)
+    for got, want in zip(two, one, strict=True):
+        assert got == pytest.approx(want, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_where_two_stopped(tmp_path):
+    whole = train(tmp_path / "whole", processes=1)
+    halves = tmp_path / "halves"
+    train(halves, "--train.stop_after", "2", processes=2, steps=2)
+    assert train(halves, "--resume", "must", processes=1) == [
+        pytest.approx(pair, rel=1e-6) for pair in whole
+    ]
+
+
+@pytest.mark.parametrize(
+    "environment, words",
+    [
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID not set"),
+        (
+            {
+                "JAX_COORDINATOR_ADDRESS": "127.0.0.1:1",
+                "JAX_NUM_PROCESSES": "2",
+                "JAX_PROCESS_ID": "2",
+            },
+            "JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES=2",
+        ),
+    ],
+)
+def test_half_a_description_is_refused(monkeypatch, environment, words):
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=words):
+        distributed.start()
