@@ -12,8 +12,10 @@ from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig,
 from jaxdist.config.command_line import to_yaml
 from jaxdist.inference.naive import Sampling
 from jaxdist.inference.naive import generate as generate_ids
+from jaxdist.interop.huggingface_write import write_huggingface
 from jaxdist.models import Transformer
 from jaxdist.training.checkpoint import Checkpointer
+from jaxdist.training.model_source import open_model
 
 PROMPT = "Zoë: "
 
@@ -70,6 +72,35 @@ def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
     ids += generate_ids(model, ids, sampling, eos_id=256, vocab_size=257)
     expected = bytes(i for i in ids if i < 256).decode(errors="replace")
     assert capsys.readouterr().out == expected + "\n"
+
+
+def test_a_hugging_face_folder_writes_the_same(run, tmp_path, capsys):
+    words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0")
+    source = open_model(run)
+    write_huggingface(tmp_path / "folder", source.config, source.weights.weights())
+    assert "has no tokenizer" in refused(capsys, "--model", str(tmp_path / "folder"), *words)
+    (tmp_path / "folder" / "tokenizer.json").write_text(bytes_as_json())
+    assert generate.main(["--model", str(tmp_path / "folder"), *words]) == 0
+    written = capsys.readouterr().out
+    assert generate.main(["--model", run, *words]) == 0
+    assert written == capsys.readouterr().out
+
+
+def bytes_as_json() -> str:
+    """A tokenizer.json with the ids of the tokenizer `bytes`."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    # GPT-2's letters of the bytes: those that print stand for themselves.
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    vocabulary = {chr(byte): byte for byte in printed}
+    vocabulary |= {chr(256 + n): byte for n, byte in enumerate(others)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["</s>"])
+    return inner.to_str()
 
 
 def test_pieces_come_one_by_one(run):

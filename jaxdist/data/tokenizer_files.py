@@ -42,7 +42,7 @@ def files_of_path(path: Path) -> dict[str, bytes]:
 
 def files_of_tokenizer(tokenizer: Tokenizer, chat_template: str | None = None) -> dict[str, bytes]:
     """Content, by name, of the files that say the same as a tokenizer in memory."""
-    inner = getattr(tokenizer, "_inner", None)
+    inner: Any = getattr(tokenizer, "_inner", None)
     if isinstance(tokenizer, JsonTokenizer):
         files = {"tokenizer.json": _json_of(tokenizer, inner).encode()}
         piece: Any = inner.id_to_token

@@ -70,7 +70,11 @@ def _index(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise UsageError(f"{path}: weight_map is missing or names no file")
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith("tensors"):
+        if (
+            not isinstance(name, str)
+            or Path(name).name != name
+            or not name.endswith(".safetensors")
+        ):
             raise UsageError(f"{path}: {tensor!r} is said to be in {name!r}, which is no file here")
         if not (folder / name).is_file():
             raise UsageError(f"{path}: {name} is missing from the folder")
@@ -135,8 +139,10 @@ def _entries(path: Path, header: dict[str, Any], size: int) -> list[_Entry]:
 
 
 def _entry(path: Path, name: str, value: Any) -> _Entry:
-    fields = value if isinstance(value, dict) else {}
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    fields: dict[str, Any] = value if isinstance(value, dict) else {}
+    dtype: Any = fields.get("dtype")
+    shape: Any = fields.get("shape")
+    offsets: Any = fields.get("data_offsets")
     sound = isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets)
     if not sound or len(offsets) != 2 or len(shape) > 8:
         _fail(path, f"has no sound dtype, shape and data_offsets for {name[:80]!r}")
