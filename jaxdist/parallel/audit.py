@@ -28,21 +28,24 @@ KINDS = (
 class Collective:
     """One collective instruction of a compiled program.
 
-    `bytes` is the payload of one execution on one device: the array that the operation is about as
-    a group sees it, so the operand of an all-reduce, reduce-scatter, permute or all-to-all, and
-    the result of an all-gather; arrays that the compiler combined are added up. The dtype is the
-    compiled one: XLA:CPU, for one, reduces bf16 as fp32.
+    A payload is the array that the operation is about, as a member of the group sees it: the
+    operand of an all-reduce, reduce-scatter, permute or all-to-all, the result of an all-gather.
+    Its dtype is the compiled one: XLA:CPU, for one, reduces bf16 as fp32.
     """
 
     kind: str  # one of KINDS
     axes: tuple[str, ...]  # mesh axes that its groups span, in the mesh's order
     group_size: int  # members of a group; of a permute, places in its ring
-    bytes: int
-    num_arrays: int  # combined in this one instruction
+    payloads: tuple[int, ...]  # bytes of each array on one device; a compiler may combine several
     count: int | None  # executions in a step, None where a loop's trip count is unknown
     in_loop: bool
     in_branch: bool  # inside a conditional; `count` then is as if its branch was always taken
     scope: str  # JAX's name stack, e.g. "jit(step)/shard_map/while/body/psum"
+
+    @property
+    def bytes(self) -> int:
+        """Payload of one execution on one device."""
+        return sum(self.payloads)
 
     @property
     def sent_bytes(self) -> float:
@@ -85,8 +88,7 @@ def _collective(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:
         kind=kind,
         axes=axes,
         group_size=group_size,
-        bytes=sum(sizes) * (group_size if kind == "all-gather" else 1),
-        num_arrays=len(sizes),
+        payloads=tuple(size * (group_size if kind == "all-gather" else 1) for size in sizes),
         count=visit.place.count,
         in_loop=visit.place.in_loop,
         in_branch=visit.place.in_branch,

@@ -5,6 +5,7 @@ Order matters: whatever can be refused is refused before a file is written or a 
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import optax
@@ -34,13 +35,14 @@ class Setup:
 
     config: RunConfig
     mesh: Mesh
+    compiler_options: dict[str, Any] | None = None  # XLA's, for every program that is built here
 
     @classmethod
-    def of(cls, config: RunConfig) -> "Setup":
+    def of(cls, config: RunConfig, compiler_options: dict[str, Any] | None = None) -> "Setup":
         """Build the mesh over the devices there are."""
         mesh = make_mesh(config.mesh_shape, config)
         check_mesh(config, shape_of(mesh))
-        return cls(config, mesh)
+        return cls(config, mesh, compiler_options)
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -85,7 +87,13 @@ class Setup:
         given = () if self.config.init_from is None else (self._given_parameters(),)
         with jax.set_mesh(self.mesh):
             shardings = self.layout.shardings(self.mesh)
-            return jax.jit(init, out_shardings=shardings, donate_argnums=range(len(given)))(*given)
+            jitted = jax.jit(
+                init,
+                out_shardings=shardings,
+                donate_argnums=range(len(given)),
+                compiler_options=self.compiler_options,
+            )
+            return jitted(*given)
 
     def _given_parameters(self) -> Transformer:
         """The parameters that the run starts from."""
@@ -114,11 +122,11 @@ class Setup:
                 donate_argnums=0,
                 out_shardings=(self.layout.shardings(self.mesh), None),
             )
-            return jitted.lower(state, self.abstract_batch()).compile()
+            return jitted.lower(state, self.abstract_batch()).compile(self.compiler_options)
 
     def compile_eval_step(self) -> jax.stages.Compiled:
         """The step `(params, batch) -> sums`."""
         params = self.layout.target(self.mesh).params
         with jax.set_mesh(self.mesh):
             step = jax.jit(make_eval_step(self.pipeline))
-            return step.lower(params, self.abstract_batch()).compile()
+            return step.lower(params, self.abstract_batch()).compile(self.compiler_options)

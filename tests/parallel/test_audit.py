@@ -35,7 +35,7 @@ def total(axes):
 
 
 def facts(found):
-    return [(c.kind, c.axes, c.group_size, c.bytes, c.num_arrays, c.count) for c in found]
+    return [(c.kind, c.axes, c.group_size, c.bytes, len(c.payloads), c.count) for c in found]
 
 
 def test_kinds_axes_and_bytes():
@@ -53,7 +53,7 @@ def test_kinds_axes_and_bytes():
         ("collective-permute", ("pp",), 2, 256, 1, 1),
         ("all-gather", ("tp",), 2, 512, 1, 1),
         ("reduce-scatter", ("dp",), 2, 512, 1, 1),
-        ("all-to-all", ("dp",), 2, 256, found[3].num_arrays, 1),
+        ("all-to-all", ("dp",), 2, 256, len(found[3].payloads), 1),
         ("all-reduce", ("dp", "tp"), 4, 256, 1, 1),
     ]
     assert [c.sent_bytes for c in found] == [256, 256, 256, 128, 384]
@@ -216,8 +216,7 @@ def test_sent_bytes():
             kind=kind,
             axes=("tp",),
             group_size=size,
-            bytes=1200,
-            num_arrays=1,
+            payloads=(1000, 200),
             count=1,
             in_loop=False,
             in_branch=False,
