@@ -106,6 +106,12 @@ class Executor:
             carry = self._run(phase, partial(self._forward_tick, schedule, phase), carry)
         return self._total(carry[0])
 
+    def empty_residuals(self) -> Residuals:
+        """The rings of saved activations, before the first forward."""
+        inputs = self._inputs(self.microbatches.at(jnp.int32(0)))
+        slots = self.pipeline.schedule.num_residual_slots
+        return self.stage.empty_residuals(self._empty_activation(), inputs, slots)
+
     def _tick(self, schedule: Schedule, phase: Phase, tick: Array, carry: _Carry) -> _Carry:
         down, up = carry.activation, carry.cotangent
         forward = self._slot(schedule.forward, tick)
@@ -264,10 +270,6 @@ class Executor:
 
     def _start(self, schedule: Schedule) -> _Carry:
         x = self._empty_activation()
-        microbatch = self.microbatches.at(jnp.int32(0))
-        residuals = self.stage.empty_residuals(
-            x, self._inputs(microbatch), schedule.num_residual_slots
-        )
         waiting = None
         if schedule.waits_for_backward:
             waiting = vary(jnp.zeros((schedule.num_microbatches, *x.shape), x.dtype))
@@ -276,7 +278,7 @@ class Executor:
             activation=x,
             cotangent=x,
             waiting=waiting,
-            residuals=residuals,
+            residuals=self.empty_residuals(),
             gradients=self.zero.accumulators(self.layouts, _with(self.parameters, norm=self.norm)),
         )
 

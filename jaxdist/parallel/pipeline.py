@@ -68,6 +68,28 @@ class Pipeline:
         )
         return region(parameters, microbatches)
 
+    def residual_rings(
+        self, parameters: Transformer, batch_shape: tuple[int, ...]
+    ) -> list[jax.ShapeDtypeStruct]:
+        """What one (dp, pp) member keeps from forward to backward; allocates nothing.
+
+        `parameters` may be abstract, `batch_shape` is [M, B, T] of the global batch. tp shards
+        some of the rings; their shapes here are whole.
+        """
+        tree = layouts(parameters, self.rules)
+        members = self.mesh.dp * self.mesh.pp
+        region = jax.shard_map(
+            lambda p, m: Executor(self, tree, p, m).empty_residuals(),
+            axis_names={"dp", "pp"},
+            in_specs=(_manual(parameter_specs(tree, self.parallel.zero)), P(None, "dp")),
+            out_specs=P(("dp", "pp")),
+        )
+        rings = jax.eval_shape(region, parameters, Microbatches.abstract(batch_shape))
+        return [
+            jax.ShapeDtypeStruct((ring.shape[0] // members, *ring.shape[1:]), ring.dtype)
+            for ring in rings
+        ]
+
 
 def _manual(specs: Tree) -> Tree:
     return jax.tree.map(lambda spec: only(spec, "dp", "pp"), specs)

@@ -22,6 +22,7 @@ from jaxdist.config.layers import save_config
 from jaxdist.data.loader import Loader, make_loader
 from jaxdist.data.prefetch import prefetch
 from jaxdist.parallel import distributed
+from jaxdist.training import dry_run
 from jaxdist.training.batches import batch_maker
 from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.flops import flops_per_token, peak_flops
@@ -47,8 +48,6 @@ def run(config: RunConfig) -> int:
         platform.keep_freed_memory()
     setup = Setup.of(config)
     if config.dry_run:
-        from jaxdist.training import dry_run
-
         dry_run.report(setup)
         return 0
     start = _resume_point(config)
