@@ -59,7 +59,7 @@ def cross_entropy(
         own_max_C = jnp.maximum(logits_CV.max(axis=1), jnp.finfo(jnp.float32).min)
         exp_CV = jnp.exp(logits_CV - own_max_C[:, None]).astype(compute_dtype)
         own_sum_C = exp_CV.sum(axis=1, dtype=jnp.float32)
-        inside_C = (labels_C >= 0) & (labels_C < head.shape[0])
+        inside_C = (labels_C >= 0) & (labels_C < jnp.minimum(head.shape[0], num_rows))
         index_C = jnp.clip(labels_C, 0, head.shape[0] - 1)
         picked_C = jnp.take_along_axis(logits_CV, index_C[:, None], axis=1)[:, 0]
         label_C = jnp.where(inside_C, picked_C, 0.0)

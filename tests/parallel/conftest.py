@@ -96,7 +96,7 @@ class Case:
     @property
     def _whole_microbatches(self) -> Microbatches:
         whole = microbatches_of(self.pipeline.model, self.num_microbatches)
-        return replace(whole, weights=whole.weights * self.scale)
+        return replace(whole, weights=whole.weights * np.float32(self.scale))
 
     def _compile(self, function: Callable[..., Any]) -> jax.stages.Compiled:
         with jax.set_mesh(self.mesh):
@@ -166,7 +166,7 @@ def placed_parameters(pipeline: Pipeline) -> Transformer:
 
 @cache
 def microbatches_of(config: ModelConfig, count: int) -> Microbatches:
-    """Random documents with uneven masks; where there are several, microbatch 0 has no token."""
+    """Random documents with uneven masks, in numpy; microbatch 0 of several has no valid token."""
     random = np.random.default_rng(0)
     shape = (count, ROWS, LENGTH)
     share = np.linspace(0.9, 0.2, count)[:, None, None]
@@ -179,11 +179,11 @@ def microbatches_of(config: ModelConfig, count: int) -> Microbatches:
     positions = index - np.maximum.accumulate(np.where(starts, index, 0), axis=-1)
     tokens, labels = random.integers(0, config.vocab_size, (2, *shape))
     return Microbatches(
-        tokens=jnp.asarray(tokens, jnp.int32),
-        labels=jnp.asarray(labels, jnp.int32),
-        weights=jnp.asarray(mask / mask.sum(), jnp.float32),
-        segment_ids=jnp.asarray(segments, jnp.int32),
-        positions=jnp.asarray(positions, jnp.int32),
+        tokens=tokens.astype(np.int32),
+        labels=labels.astype(np.int32),
+        weights=(mask / mask.sum()).astype(np.float32),
+        segment_ids=segments.astype(np.int32),
+        positions=positions.astype(np.int32),
     )
 
 
