@@ -5,7 +5,6 @@ Order matters: whatever can be refused is refused before a file is written or a 
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import jax
 import optax
@@ -35,14 +34,13 @@ class Setup:
 
     config: RunConfig
     mesh: Mesh
-    compiler_options: dict[str, Any] | None = None  # XLA's, for every program that is built here
 
     @classmethod
-    def of(cls, config: RunConfig, compiler_options: dict[str, Any] | None = None) -> "Setup":
+    def of(cls, config: RunConfig) -> "Setup":
         """Build the mesh over the devices there are."""
         mesh = make_mesh(config.mesh_shape, config)
         check_mesh(config, shape_of(mesh))
-        return cls(config, mesh, compiler_options)
+        return cls(config, mesh)
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -87,13 +85,7 @@ class Setup:
         given = () if self.config.init_from is None else (self._given_parameters(),)
         with jax.set_mesh(self.mesh):
             shardings = self.layout.shardings(self.mesh)
-            jitted = jax.jit(
-                init,
-                out_shardings=shardings,
-                donate_argnums=range(len(given)),
-                compiler_options=self.compiler_options,
-            )
-            return jitted(*given)
+            return jax.jit(init, out_shardings=shardings, donate_argnums=range(len(given)))(*given)
 
     def _given_parameters(self) -> Transformer:
         """The parameters that the run starts from."""
@@ -122,11 +114,11 @@ class Setup:
                 donate_argnums=0,
                 out_shardings=(self.layout.shardings(self.mesh), None),
             )
-            return jitted.lower(state, self.abstract_batch()).compile(self.compiler_options)
+            return jitted.lower(state, self.abstract_batch()).compile()
 
     def compile_eval_step(self) -> jax.stages.Compiled:
         """The step `(params, batch) -> sums`."""
         params = self.layout.target(self.mesh).params
         with jax.set_mesh(self.mesh):
             step = jax.jit(make_eval_step(self.pipeline))
-            return step.lower(params, self.abstract_batch()).compile(self.compiler_options)
+            return step.lower(params, self.abstract_batch()).compile()

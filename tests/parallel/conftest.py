@@ -20,12 +20,6 @@ from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.parallel.schedule import SCHEDULES
 from jaxdist.parallel.sharding import gradient_specs, layouts, parameter_specs, shardings
 
-# Three times quicker to compile; the partitioned program is the same, only its machine code is not
-# optimised.
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 ROWS, LENGTH = 8, 12  # of a microbatch
 
 # Heads and layers for every mesh of 8; 61 tokens, a prime, in 64 rows of the table.
@@ -101,19 +95,13 @@ class Case:
     def _compile(self, function: Callable[..., Any]) -> jax.stages.Compiled:
         with jax.set_mesh(self.mesh):
             lowered = jax.jit(function).lower(self.parameters, self.microbatches)
-            return lowered.compile(compiler_options=QUICK)
+            return lowered.compile()
 
 
 @pytest.fixture(scope="session")
 def make_case() -> Callable[..., Case]:
     """`make_case(mesh, zero=, schedule=, num_microbatches=, ...)`: see `_make_case`."""
     return _make_case
-
-
-@pytest.fixture(scope="session")
-def quick() -> dict[str, Any]:
-    """Compiler options for programs that are compiled to be looked at, or run once."""
-    return QUICK
 
 
 def _make_case(
@@ -201,4 +189,4 @@ def plain_loss_and_gradients(
         picked = jnp.take_along_axis(scores, rows.labels[..., None], axis=-1)[..., 0]
         return -(picked * rows.weights).sum()
 
-    return jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(parameters_of(config))
+    return jax.jit(jax.value_and_grad(loss))(parameters_of(config))

@@ -28,7 +28,7 @@ MODEL = ModelConfig(
 
 
 @pytest.fixture(scope="module")
-def compiled_step(quick):
+def compiled_step():
     """`compiled_step(mesh, ...) -> (setup, its compiled train step)`"""
 
     def build(mesh, *, num_microbatches=2, skip_bubbles=False, **parallel):
@@ -43,7 +43,7 @@ def compiled_step(quick):
                 steps=20, global_batch_size=ROWS * num_microbatches, sequence_length=LENGTH
             ),
         )
-        setup = Setup.of(config, quick)
+        setup = Setup.of(config)
         return setup, setup.compile_train_step()
 
     return build
