@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--tokens", type=int, default=24, help="to continue each prompt with")
     parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens of text")
+    parser.add_argument("--json", action="store_true", help="print the figures for a program")
     options = parser.parse_args()
     figures = compare(
         options.model, options.llama_python, options.prompts, options.tokens, options.windows
     )
+    if options.json:
+        print(json.dumps(asdict(figures)))
+        return
     print(f"greedy tokens on F32: {figures.prompts - len(figures.gaps)} of {figures.prompts} equal")
     for gap in figures.gaps:
         print(f"  one parts where our two best logits differ by {gap:.2e}")

@@ -6,7 +6,7 @@ python scripts/llamacpp_worker.py REQUEST.json ANSWER.npz
 import json
 import sys
 
-import llama_cpp
+import llama_cpp  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 F32 = 0  # ggml's number of the type

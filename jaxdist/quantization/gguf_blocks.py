@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxdist.ops.dot import dot
 from jaxdist.ops.product import product
 from jaxdist.quantization.gguf_types import BY_NAME
 
@@ -64,6 +65,13 @@ def packed_dot(x: jax.Array, packed: PackedWeight, compute_dtype: DTypeLike) -> 
     weights_NK = unpack(packed).astype(compute_dtype)
     out = product(x, weights_NK, ((x.ndim - 1,), (1,)), compute_dtype=compute_dtype)
     return out.astype(compute_dtype)
+
+
+def dot_of_either(x: jax.Array, weight: Any, compute_dtype: DTypeLike) -> jax.Array:
+    """`ops.dot`, or `packed_dot` of a packed weight: the `dot` of a Context."""
+    if isinstance(weight, PackedWeight):
+        return packed_dot(x, weight, compute_dtype)
+    return dot(x, weight, compute_dtype)
 
 
 def packed_rows(packed: PackedWeight, ids: jax.Array) -> jax.Array:

@@ -1,0 +1,49 @@
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdist.interop.gguf import open_gguf
+from jaxdist.interop.gguf_packed import load_packed_parameters
+from jaxdist.models import Transformer, default_context
+from jaxdist.quantization.gguf_blocks import PackedWeight, dot_of_either
+
+
+def packed_logits(path: Path, tokens: np.ndarray) -> tuple[Transformer, np.ndarray]:
+    file = open_gguf(path)
+    like = jax.eval_shape(lambda: Transformer(file.config, key=jax.random.key(0)))
+    model = load_packed_parameters(file, like)
+    ctx = default_context(file.config)
+    ctx = replace(ctx, dot=partial(dot_of_either, compute_dtype=jnp.float32))
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    forward = jax.jit(lambda model: model(jnp.asarray(tokens), positions, ctx=ctx))
+    return model, np.asarray(forward(model))
+
+
+@pytest.mark.parametrize("model", ["llama, biases, wide heads", "phi3"])
+def test_packed_model_equals_the_dequantized_one(model: str, small, tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    small.write(path, model, "q4_0")
+    tokens = np.random.default_rng(3).integers(0, 96, (2, 9))
+    packed, ours = packed_logits(path, tokens)
+    weight = packed.layers.mlp.up_proj.weight[...]
+    assert isinstance(weight, PackedWeight) and weight.shape == (2, 64, 96)
+    assert isinstance(packed.embed_tokens[...], jax.Array)
+    plain = small.logits(open_gguf(path), tokens)
+    np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
+
+
+def test_stacks_of_types_that_cannot_be_packed_are_dense(small, tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    small.write(path, "qwen3", "q8_0", intermediate_size=72)  # down_proj becomes F16
+    tokens = np.random.default_rng(3).integers(0, 96, (1, 5))
+    packed, ours = packed_logits(path, tokens)
+    mlp = packed.layers.mlp
+    assert isinstance(mlp.down_proj.weight[...], jax.Array)
+    assert isinstance(mlp.up_proj.weight[...], PackedWeight)
+    plain = small.logits(open_gguf(path), tokens)
+    np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
