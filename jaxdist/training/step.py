@@ -108,13 +108,14 @@ def make_train_step(
         params = _constrain(state.params, layout.gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, params)
         new = optax.apply_updates(params, updates), _constrain(opt_state, layout.state.opt_state)
-        if accept is not None:
-            old = params, state.opt_state
-            new = jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, old)
-        params, opt_state = new
         ema, decay = state.ema, config.optimizer.ema_decay
         if ema is not None and decay is not None:
-            ema = ema_update(ema, params, decay)
+            ema = ema_update(ema, new[0], decay)
+        new = *new, ema
+        if accept is not None:
+            old = params, state.opt_state, state.ema
+            new = jax.tree.map(lambda a, b: jnp.where(accept, a, b), new, old)
+        params, opt_state, ema = new
         return _constrain(params, layout.state.params), opt_state, ema
 
     return step
