@@ -8,15 +8,19 @@ import ctypes
 import os
 import re
 import resource
+import signal
 import sys
+import threading
 from pathlib import Path
 
-from jaxdist.config.errors import UsageError
+from jaxdist.config.errors import CTRL_C_EXIT_CODE, UsageError
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 # Devices that share few cores with other programs wait for each other for minutes; XLA would
 # take that for a deadlock after 40 s and abort the process.
 _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
+
+_MOST_SIMULATED = 8192  # making more takes the CPU minutes
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
@@ -30,7 +34,7 @@ def simulate_devices(num_devices: int) -> None:
     JAX_NUM_PROCESSES says that the run has several processes, each makes its share.
 
     Raises:
-        UsageError: The devices cannot be shared equally among the processes.
+        UsageError: The devices cannot be shared equally among the processes, or are too many.
         RuntimeError: JAX has already looked for its devices.
     """
     processes = os.environ.get("JAX_NUM_PROCESSES", "1")
@@ -40,6 +44,11 @@ def simulate_devices(num_devices: int) -> None:
             f"JAX_NUM_PROCESSES={processes}; choose a mesh whose size is a multiple of it"
         )
     num_devices //= int(processes)
+    if num_devices > _MOST_SIMULATED:
+        raise UsageError(
+            f"{num_devices} simulated devices are more than the {_MOST_SIMULATED} that a CPU can "
+            "stand in for; choose a smaller mesh"
+        )
     if "jax" in sys.modules:
         import jax
 
@@ -52,6 +61,17 @@ def simulate_devices(num_devices: int) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
+
+
+def leave_at_ctrl_c() -> None:
+    """Let Ctrl-C end the process at once, until the training loop takes the signal over.
+
+    There is nothing to save yet, and an interpreter that is interrupted while it imports JAX may
+    crash when it ends.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(CTRL_C_EXIT_CODE))
 
 
 def keep_freed_memory() -> bool:

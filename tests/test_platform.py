@@ -45,6 +45,18 @@ def test_each_process_simulates_its_share(monkeypatch: pytest.MonkeyPatch) -> No
         platform.simulate_devices(8)
 
 
+def test_more_devices_than_a_cpu_can_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="100000 simulated devices.*smaller mesh"):
+        platform.simulate_devices(100_000)
+
+
+def test_ctrl_c_ends_at_once() -> None:
+    code = "import os, signal; from jaxdist import platform; platform.leave_at_ctrl_c()\n"
+    code += "os.kill(os.getpid(), signal.SIGINT)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_other_flags_stay() -> None:
     code = "from jaxdist import platform; platform.simulate_devices(4)\n"
     code += "import os; print(os.environ['XLA_FLAGS'])"

@@ -39,3 +39,12 @@ def test_a_refusal_writes_nothing(tmp_path: Path) -> None:
 def test_prints_and_ends_well(flag: str) -> None:
     done = train(flag)
     assert done.returncode == 0 and "learning_rate" in done.stdout and not done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    command = [sys.executable, "-m", "jaxdist.train", "--print-config"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert (process.wait(60), process.stderr.read()) == (141, b"")
+    process.stderr.close()

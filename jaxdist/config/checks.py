@@ -188,7 +188,8 @@ def fitting_meshes(num_devices: int, config: "RunConfig | None" = None) -> list[
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _next_multiple(number: int, of: int) -> int:

@@ -49,6 +49,7 @@ def parse(argv: Sequence[str], prog: str, read_origin: ReadOrigin | None = None)
     config = build([named, *map(read_layer, files), values], read_origin)
     if print_config:
         sys.stdout.write(to_yaml(config))
+        sys.stdout.flush()  # here a reader that has gone is met as an error of ours
         raise SystemExit(0)
     return config
 

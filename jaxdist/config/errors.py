@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 EXIT_CODE = 2
 CTRL_C_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
 TRACEBACK = "JAXDIST_TRACEBACK"
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # how XLA's RuntimeError says it
 
 
 class UsageError(ValueError):
@@ -44,16 +46,22 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 @contextmanager
 def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
-    """Turn a ValueError or OSError inside into one line on stderr and exit code 2.
+    """Turn a ValueError, OSError or lack of memory into one line on stderr and exit code 2.
 
-    Ctrl-C ends with its exit code and no traceback. With JAXDIST_TRACEBACK=1 in the environment
-    errors pass through unchanged.
+    Ctrl-C, and a reader of our output that has gone, end with their exit codes and no word. With
+    JAXDIST_TRACEBACK=1 in the environment errors pass through unchanged.
     """
     try:
         yield
-    except (ValueError, OSError) as error:
+    except BrokenPipeError:
+        # What is still buffered would fail again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(BROKEN_PIPE_EXIT_CODE) from None
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
         if os.environ.get(TRACEBACK, "") not in ("", "0"):
             raise
+        if isinstance(error, (MemoryError, RuntimeError)):
+            error = _too_large(error)
         message = " ".join(str(error).split()) or type(error).__name__
         # What we refuse says all there is to say; of others the place may be wanted.
         hint = "" if isinstance(error, (UsageError, OSError)) else f" ({TRACEBACK}=1 shows where)"
@@ -61,3 +69,15 @@ def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
         raise SystemExit(EXIT_CODE) from None
     except KeyboardInterrupt:
         raise SystemExit(CTRL_C_EXIT_CODE) from None
+
+
+def _too_large(error: MemoryError | RuntimeError) -> UsageError:
+    """What to say where memory ran out; any other error is raised again."""
+    text = str(error)
+    if not isinstance(error, MemoryError) and not any(word in text for word in _OUT_OF_MEMORY):
+        raise error
+    reason = text.partition("\n")[0][:200]
+    return UsageError(
+        f"out of memory ({reason}); choose a smaller model or batch, more microbatches, "
+        "--parallel.remat full, or more devices; --dry-run shows what a step needs"
+    )

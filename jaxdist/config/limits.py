@@ -4,17 +4,21 @@ Each takes the field's dotted name as the user writes it (`train.steps`) and rai
 with the rule, the value and the fix.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from jaxdist.config.errors import UsageError, did_you_mean
 
+_LARGEST_WHOLE = 2**31 - 1  # of an int32, in which devices count
+_LARGEST_NUMBER = 3.4e38  # of a float32
+
 
 def whole(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
-    """`value` is an int within [minimum, maximum]."""
+    """`value` is an int within [minimum, maximum]; without a maximum an int32."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name}={value!r} must be a whole number (int)")
+    if maximum is None and value > _LARGEST_WHOLE:
+        maximum = _LARGEST_WHOLE
     if value < minimum or (maximum is not None and value > maximum):
         raise UsageError(f"{name}={value} must be {_range(minimum, maximum)}")
 
@@ -31,8 +35,8 @@ def number(
     """`value` is finite, within [minimum, maximum], greater than `above`, less than `below`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(f"{name}={value!r} must be a number (float)")
-    if not math.isfinite(value):
-        raise UsageError(f"{name}={value} must be a finite number (float)")
+    if not abs(value) <= _LARGEST_NUMBER:
+        raise UsageError(f"{name}={value} must be a finite number (float of 32 bits)")
     too_low = (minimum is not None and value < minimum) or (above is not None and value <= above)
     too_high = (maximum is not None and value > maximum) or (below is not None and value >= below)
     if too_low or too_high:

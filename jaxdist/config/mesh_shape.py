@@ -6,6 +6,7 @@ from jaxdist.config.errors import UsageError
 
 AXES = ("dp", "pp", "tp")
 HOW = "write --mesh DPxPPxTP, for example 8x4x2, or dp=8,pp=4,tp=2; one of them may be -1"
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,4 +97,6 @@ def _degree(text: str, word: str) -> int:
     # int() would also take "1_0" and other alphabets' digits.
     if not (word.removeprefix("-").isascii() and word.removeprefix("-").isdigit()):
         raise UsageError(f"mesh {text!r}: {word!r} is not a whole number; {HOW}")
+    if len(word) > _MOST_DIGITS:
+        raise UsageError(f"mesh {text[:40]!r}: a degree has more than {_MOST_DIGITS} digits; {HOW}")
     return int(word)

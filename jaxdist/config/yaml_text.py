@@ -53,10 +53,10 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping that `text` holds; `where` names the text in errors."""
     try:
         values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise UsageError(f"{where} is not valid YAML: {error}") from None
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise UsageError(f"{where} is not valid YAML: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

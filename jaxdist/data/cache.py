@@ -35,7 +35,7 @@ def cache_root(chosen: str | None = None) -> Path:
     place, with a line of warning; a chosen one that cannot be written is refused.
     """
     if chosen is not None:
-        root = Path(chosen).expanduser()
+        root = Path(os.path.expanduser(chosen))
         if not _writable(root):
             raise UsageError(f"data.cache_dir={chosen} cannot be written; choose another folder")
         return root

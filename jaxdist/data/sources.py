@@ -7,6 +7,7 @@ disk (`tokenized.py`).
 
 import glob
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -93,18 +94,19 @@ class HuggingFaceSource(Source):
     def _dataset(self) -> Any:
         try:
             import datasets
+            from datasets.exceptions import DatasetsError
         except ImportError as error:
             raise UsageError(
                 f"data.sources: {self.name} needs the package datasets: pip install datasets"
             ) from error
-        folder = Path(self.name).expanduser()
+        folder = Path(os.path.expanduser(self.name))
         try:
             if _is_saved_dataset(folder):
                 loaded = datasets.load_from_disk(str(folder))
                 loaded = loaded[self.split] if isinstance(loaded, datasets.DatasetDict) else loaded
             else:
                 loaded = datasets.load_dataset(self.name, self.subset, split=self.split)
-        except (KeyError, ValueError, OSError) as error:
+        except (LookupError, ValueError, OSError, DatasetsError) as error:
             part = f"split {self.split}" + (f" of subset {self.subset}" if self.subset else "")
             raise UsageError(
                 f"data.sources: cannot load {part} of the dataset {self.name}: {error}"
@@ -132,7 +134,7 @@ def resolve(entry: str | Mapping[str, Any]) -> Source:
         return HuggingFaceSource(
             name=path.removeprefix(HUGGING_FACE), subset=subset, split=split, field=field
         )
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
     if _is_saved_dataset(place):
         return HuggingFaceSource(name=path, subset=subset, split=split, field=field)
     return FileSource(name=path, files=_files(path, place), field=field, separator=separator)

@@ -62,13 +62,23 @@ def tokenized(source: Source, tokenizer: Tokenizer, root: Path) -> TokenizedSour
 
     named = json.dumps([FORMAT, identity, tokenizer.fingerprint])
     folder = build_once(root / f"tokens-{hashlib.sha256(named.encode()).hexdigest()[:32]}", build)
+    try:
+        return _read(source.name, folder)
+    except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"data.cache_dir: {folder} is damaged ({error}); remove it, it is then made anew"
+        ) from error
+
+
+def _read(name: str, folder: Path) -> TokenizedSource:
     about = json.loads((folder / "about.json").read_text())
+    # Viewed as plain arrays: slicing a memmap object costs ten times as much.
+    tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r").view(np.ndarray)
+    offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+    if len(tokens) != offsets[-1]:
+        raise ValueError(f"tokens.bin has {len(tokens)} tokens instead of {offsets[-1]}")
     return TokenizedSource(
-        name=source.name,
-        # Viewed as plain arrays: slicing a memmap object costs ten times as much.
-        tokens=np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r").view(np.ndarray),
-        offsets=np.load(folder / "offsets.npy", mmap_mode="r"),
-        fingerprint=about["fingerprint"],
+        name=name, tokens=tokens, offsets=offsets, fingerprint=about["fingerprint"]
     )
 
 

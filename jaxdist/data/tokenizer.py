@@ -9,6 +9,7 @@ chat template sets.
 import hashlib
 import importlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,14 +99,19 @@ class JsonTokenizer(Tokenizer):
         ]
 
     def encode(self, text: str) -> list[int]:
-        return self._inner.encode(text, add_special_tokens=False).ids
+        return self.encode_batch([text])[0].tolist()
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=True)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         # Runs on all cores, without the interpreter lock.
-        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
+            raise UsageError(
+                f"data.tokenizer: {self.name} cannot encode the text ({error}); mend its vocabulary"
+            ) from error
         return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
 
@@ -123,6 +129,8 @@ class SentencePieceTokenizer(Tokenizer):
                 f"data.tokenizer: {name} is not a SentencePiece model ({error})"
             ) from error
         self.name, self.vocab_size = name, self._inner.get_piece_size()
+        if not self.vocab_size:
+            raise UsageError(f"data.tokenizer: {name} is empty; choose another file")
         eos_id = self._inner.eos_id() if eos_id is None else eos_id
         bos_id = self._inner.bos_id() if bos_id is None else bos_id
         self.eos_id = None if eos_id == ABSENT else eos_id
@@ -149,7 +157,7 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     """
     if name_or_path == BYTES:
         return BytesTokenizer()
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))
     if path.is_dir():
         path = _file_in(path)
     if not path.is_file():
@@ -212,6 +220,8 @@ def _from_json(path: Path) -> JsonTokenizer:
         inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise UsageError(f"data.tokenizer: {path} is not a tokenizer.json ({error})") from error
+    if not inner.get_vocab():
+        raise UsageError(f"data.tokenizer: {path} holds no tokens; choose another file")
     # A file may ask for truncation or padding of single requests: a document is taken whole.
     inner.no_truncation()
     inner.no_padding()
@@ -224,12 +234,24 @@ def _from_json(path: Path) -> JsonTokenizer:
     )
 
 
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(
+            f"data.tokenizer: {file} is not JSON ({error}); mend or remove it"
+        ) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"data.tokenizer: {file} is not a JSON object; mend or remove it")
+    return value
+
+
 def _eos_id(inner: Any, path: Path) -> int | None:
     names: list[str] = []
     for sibling in ("tokenizer_config.json", "special_tokens_map.json"):
         file = path.with_name(sibling)
         if file.is_file():
-            token = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+            token = _json_object(file).get("eos_token")
             names.append((token.get("content") if isinstance(token, dict) else token) or "")
     for token in (*names, *USUAL_EOS):
         found = inner.token_to_id(token) if token else None

@@ -9,8 +9,9 @@ targets with the shardings of today: mesh, ZeRO stage and process count may diff
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import orbax.checkpoint as ocp
 
 from jaxdist.config import CheckpointConfig, UsageError
 from jaxdist.training.tree_names import named_leaves, tree_of
+
+_ROOM = "make room, or choose another --output-dir; checkpoints before it are whole"
 
 
 class Checkpointer:
@@ -56,7 +59,7 @@ class Checkpointer:
         if step in self._manager.all_steps():
             return
         assert latest is None or step > latest, f"step {step} saved after step {latest}"
-        with self._clear_errors(f"of step {step} could not be written"):
+        with self._clear_errors(f"of step {step} could not be written", _ROOM):
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -74,7 +77,7 @@ class Checkpointer:
     def extra(self, step: int) -> dict[str, Any]:
         """The JSON object saved with checkpoint `step`; reads no arrays."""
         self.wait()
-        with self._clear_errors(f"of step {step} could not be read"):
+        with self._reading(step):
             args = ocp.args.Composite(extra=ocp.args.JsonRestore())
             return self._manager.restore(step, args=args)["extra"]
 
@@ -92,7 +95,7 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Returns when no save is running; raises the error of one that failed."""
-        with self._clear_errors("could not be written"):
+        with self._clear_errors("could not be written", _ROOM):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
@@ -107,8 +110,8 @@ class Checkpointer:
         self.wait()
         named = {prefix + name: leaf for name, leaf in named_leaves(abstract).items()}
         targets = _storable(named)
-        with self._clear_errors(f"of step {step} could not be read"):
-            self._check_shapes(step, targets)
+        self._check_shapes(step, targets)
+        with self._reading(step):
             args = ocp.args.PyTreeRestore(
                 targets,
                 restore_args={name: _restore_args(leaf) for name, leaf in targets.items()},
@@ -121,29 +124,38 @@ class Checkpointer:
         return tree_of(values, abstract)
 
     def _check_shapes(self, step: int, targets: dict[str, Any]) -> None:
-        saved = self._manager.item_metadata(step)["state"].tree
+        with self._reading(step):
+            saved = self._manager.item_metadata(step)["state"].tree
+        what = f"checkpoint of step {step} in {self.directory}"
         for name, leaf in targets.items():
             if name not in saved:
-                raise ValueError(
-                    f"it holds no {name}; it was saved with other settings of model, optimizer or "
-                    "precision"
+                raise UsageError(
+                    f"{what} holds no {name}: it was saved with other settings of model, optimizer "
+                    "or precision; give them back their values"
                 )
             if tuple(saved[name].shape) != tuple(leaf.shape):
-                raise ValueError(
-                    f"{name} has shape {tuple(saved[name].shape)}, not {tuple(leaf.shape)}; "
-                    "it was saved with another model"
+                raise UsageError(
+                    f"{what}: {name} has shape {tuple(saved[name].shape)}, not "
+                    f"{tuple(leaf.shape)}: it was saved with another model; give it back its values"
                 )
 
+    def _reading(self, step: int) -> AbstractContextManager[None]:
+        return self._clear_errors(
+            f"of step {step} could not be read",
+            f"if it is damaged, remove {self.directory / str(step)} to go on from the one before",
+        )
+
     @contextmanager
-    def _clear_errors(self, what: str) -> Iterator[None]:
+    def _clear_errors(self, what: str, fix: str = "") -> Iterator[None]:
         """Turns errors of storage (orbax and tensorstore use many types) into one line."""
         try:
             yield
         except UsageError:
             raise
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UsageError(f"checkpoint {what} in {self.directory}: {reason[:600]}") from error
+        except Exception as error:
+            reason = _shortened(str(error)) or type(error).__name__
+            said = "; ".join(filter(None, (reason, fix)))
+            raise UsageError(f"checkpoint {what} in {self.directory}: {said}") from error
 
 
 def _options(config: CheckpointConfig | None) -> ocp.CheckpointManagerOptions:
@@ -186,6 +198,12 @@ def _restore_args(target: Any) -> ocp.ArrayRestoreArgs:
     return ocp.ArrayRestoreArgs(
         sharding=sharding, global_shape=target.shape, dtype=target.dtype, strict=True
     )
+
+
+def _shortened(message: str) -> str:
+    """The message in one line, without tensorstore's account of the array; its end says why."""
+    line = " ".join(re.split(r"\[tensorstore_spec=|See full TensorStore", message)[0].split())
+    return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:

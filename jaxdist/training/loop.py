@@ -31,6 +31,7 @@ from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import plot_loss
 from jaxdist.training.progress import Progress
 from jaxdist.training.resume import differences
+from jaxdist.training.run_folder import check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
 from jaxdist.training.state import TrainState
@@ -53,6 +54,7 @@ def run(config: RunConfig) -> int:
     start = _resume_point(config)
     loader = make_loader(config)
     validation = make_loader(config, "validation") if config.eval.every else None
+    check_writable(config.run_dir)
     with _Run(setup, loader, validation, start) as training:
         return training.run()
 
@@ -82,6 +84,8 @@ class _Run:
                 keep_origin(config)
         self.log = MetricsLog(config.run_dir, config.log, resume_step=self.step)
         self.progress = Progress(config, self.step, self.last)
+        if self.step >= self.last:
+            self.progress.say(f"nothing to do: {config.run_dir} is at step {self.step} already")
         self.unread: tuple[int, Metrics] | None = None
         self.clock = time.perf_counter()
 
@@ -108,8 +112,9 @@ class _Run:
                     self._save()
                 if stopping:
                     return self._stopped(signals.received)
-        self._save()
-        self.checkpoints.wait()
+            # A signal from here on finds a run that ends anyway, with its last checkpoint whole.
+            self._save()
+            self.checkpoints.wait()
         if self.first_process:
             plot_loss(self.config.run_dir)
         return 0

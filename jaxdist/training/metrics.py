@@ -94,7 +94,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and "step" in row:
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
             yield row
 
 

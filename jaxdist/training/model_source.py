@@ -3,6 +3,7 @@
 What generation, conversion and a run's `init_from` have in common.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,13 @@ class ModelSource:
             return files_of_tokenizer(tokenizer, self.weights.chat_template)
         files = files_beside(self.path / ORIGIN)
         if self.tokenizer not in (None, BYTES, str(self.path / ORIGIN)):
-            files |= files_of_path(Path(self.tokenizer).expanduser())
+            files |= files_of_path(Path(os.path.expanduser(self.tokenizer)))
         return files
 
 
 def open_model(name: str | Path, option: str = "--model") -> ModelSource:
     """Open what `name` is. UsageError, which begins with `option`, where it is nothing known."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if (path / run_folder.CONFIG).is_file():
         run = open_run(path)
         return ModelSource(
@@ -119,7 +120,7 @@ def read_origin(init_from: str, run_dir: Path) -> Origin:
         started = load(run_dir / run_folder.CONFIG)
         if started.init_from == init_from:
             tokenizer = started.data.tokenizer
-            if tokenizer != BYTES and not Path(tokenizer).expanduser().exists():
+            if tokenizer != BYTES and not os.path.exists(os.path.expanduser(tokenizer)):
                 tokenizer = str(run_dir / ORIGIN)
             return Origin(model=started.model, tokenizer=tokenizer)
     source = open_model(init_from, "--init-from")
@@ -135,7 +136,9 @@ def keep_origin(config: RunConfig) -> None:
         same = name == source.tokenizer
         files = {k: v for k, v in source.companions().items() if same or k not in TOKENIZER}
     if name != BYTES and not files.keys() & {*TOKENIZER}:
-        files |= files_of_path(Path(name).expanduser()) or files_of_tokenizer(load_tokenizer(name))
+        files |= files_of_path(Path(os.path.expanduser(name))) or files_of_tokenizer(
+            load_tokenizer(name)
+        )
     for file, content in files.items():
         target.mkdir(parents=True, exist_ok=True)
         (target / file).write_bytes(content)

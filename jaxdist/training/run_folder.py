@@ -4,6 +4,8 @@ Beside checkpoints and logs it holds `origin/`: the tokenizer, generation config
 the model that the run started from, so that the run stands on its own.
 """
 
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -25,8 +27,22 @@ ORIGIN = "origin"
 
 def open_run(run: str | Path) -> "RunFolder":
     """Open a run's folder by its config."""
-    run = Path(run).expanduser()
+    run = Path(os.path.expanduser(run))
     return RunFolder(run, load(run / CONFIG))
+
+
+def check_writable(run: Path) -> None:
+    """Make a run's folder; UsageError where nothing can be written there."""
+    try:
+        for folder in (run, run / "checkpoints"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--output-dir {run} cannot be written: {reason}; choose another folder"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,22 @@ def test_ctrl_c_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("745 GiB"), RuntimeError("RESOURCE_EXHAUSTED: 745 GiB\nand a long list")],
+)
+def test_lack_of_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"), one_line_errors():
+        raise error
+    said = capsys.readouterr().err
+    assert "out of memory" in said and "745 GiB)" in said and said.count("\n") == 1
+
+
+def test_faults_of_ours_keep_their_traceback() -> None:
+    with pytest.raises(RuntimeError, match="other"), one_line_errors():
+        raise RuntimeError("other")
+
+
 def test_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXDIST_TRACEBACK", "1")
     with pytest.raises(UsageError), one_line_errors():

@@ -6,13 +6,15 @@ import pytest
 from jaxdist.config import UsageError, limits
 
 
-@pytest.mark.parametrize("value", [0, -3, 1.0, "3", None, True, math.nan])
+@pytest.mark.parametrize("value", [0, -3, 1.0, "3", None, True, math.nan, 2**31])
 def test_whole_refuses(value: Any) -> None:
     with pytest.raises(UsageError, match="train.steps="):
         limits.whole("train.steps", value, 1)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, True, -0.1, 1.1])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, "1", None, True, -0.1, 1.1, 10**400]
+)
 def test_number_refuses(value: Any) -> None:
     with pytest.raises(UsageError, match="x="):
         limits.number("x", value, 0, 1)
@@ -25,6 +27,12 @@ def test_number_borders() -> None:
         limits.number("x", 0, above=0, below=1)
     with pytest.raises(UsageError):
         limits.number("x", 1.0, above=0, below=1)
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**400])
+def test_number_fits_32_bits(value: Any) -> None:
+    with pytest.raises(UsageError, match="must be a finite number"):
+        limits.number("x", value)
 
 
 def test_choice_names_the_nearest() -> None:

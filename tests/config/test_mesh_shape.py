@@ -23,7 +23,18 @@ def test_axes_left_out_are_one() -> None:
     "text",
     [
         *("", "2", "2x2", "2x2x2x2", "0x2x2", "-2x1x1", "axbxc", "1x1x", "2.0x1x1", "1_0x1x1"),
-        *("dp=2,dp=2", "ep=2", "dp=", "=2", "dp=two", "dp=2;tp=2", "-1x-1x1", "٣x1x1", "2 2 2"),
+        *(
+            "dp=2,dp=2",
+            "ep=2",
+            "dp=",
+            "=2",
+            "dp=two",
+            "dp=2;tp=2",
+            "-1x-1x1",
+            "٣x1x1",
+            "2 2 2",
+            "9" * 5000 + "x1x1",
+        ),
     ],
 )
 def test_refused_with_the_way_to_write_it(text: str) -> None:

@@ -51,6 +51,7 @@ def test_empty_is_empty() -> None:
         ("a: [1", "not valid YAML"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
         ("? [a, b]\n: 1", "not valid YAML"),
+        ("a: " + "9" * 5000, "not valid YAML"),
     ],
 )
 def test_refused_with_its_place(text: str, word: str) -> None:

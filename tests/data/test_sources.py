@@ -67,6 +67,11 @@ def test_nothing_to_read_is_refused_with_its_path(entry: str, said: str, tmp_pat
         resolve(str(tmp_path / entry))
 
 
+def test_a_home_of_nobody_is_refused():
+    with pytest.raises(UsageError, match="no file or folder ~nobody-of-this-name"):
+        resolve("~nobody-of-this-name/a.txt")
+
+
 def test_unreadable_files_are_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.txt").chmod(0)
@@ -97,5 +102,7 @@ def test_hugging_face_datasets(tmp_path: Path):
         assert source.identity == resolve({"path": path, "field": "body", **options}).identity
     with pytest.raises(UsageError, match="no field 'text'; its fields are body, n"):
         resolve(str(tmp_path / "single")).identity  # noqa: B018
+    with pytest.raises(UsageError, match="cannot load split train of the dataset"):
+        resolve("hf:").identity  # noqa: B018
     with pytest.raises(UsageError, match="cannot load split validation of the dataset"):
         resolve({"path": str(tmp_path / "both"), "split": "validation"}).identity  # noqa: B018

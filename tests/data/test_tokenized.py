@@ -140,3 +140,13 @@ def test_runs_killed_at_any_moment_leave_whole_tokens(tmp_path: Path):
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == whole
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "about.json"])
+@pytest.mark.parametrize("content", [None, b"", b"xx"])
+def test_damaged_files_are_named(name: str, content: bytes | None, tmp_path: Path):
+    tokenized(Listed(DOCUMENTS), BytesTokenizer(), tmp_path)
+    (file,) = tmp_path.rglob(name)
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(UsageError, match="tokens-.* is damaged .*; remove it"):
+        tokenized(Listed(DOCUMENTS), BytesTokenizer(), tmp_path)

@@ -1,6 +1,7 @@
 """Round trips, documents that spell special tokens, and files that are refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,8 +123,15 @@ def test_check_fits():
     [
         ("missing.json", None, "no file or folder .*missing.json"),
         ("tokenizer.json", "{]", "is not a tokenizer.json"),
+        (
+            "tokenizer.json",
+            '{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}}',
+            "no tokens",
+        ),
         ("t.model", "no protocol buffer", "is not a SentencePiece model"),
-        ("t.gguf", "no GGUF file at all, is it?", "is not a GGUF file"),
+        ("t.model", "", "is empty"),
+        ("~nobody-of-this-name/t.model", None, "no file or folder"),
+        ("t.gguf", "no GGUF file at all, is it?", "not a GGUF file"),
         ("t.vocab", "a b", "must end in .json, .model or .gguf"),
     ],
 )
@@ -132,6 +140,22 @@ def test_refused(name: str, content: str | None, said: str, tmp_path: Path):
         (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=said):
         load_tokenizer(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "\xff"])
+def test_a_damaged_file_beside_a_tokenizer_is_named(
+    content: str, json_folder: Path, tmp_path: Path
+):
+    shutil.copy(json_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(UsageError, match="tokenizer_config.json is not .*remove it"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_text_beyond_the_vocabulary_is_refused(tmp_path: Path):
+    Inner(models.WordLevel({"a": 0}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UsageError, match="tokenizer.json cannot encode the text"):
+        load_tokenizer(str(tmp_path)).encode("b")
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path):

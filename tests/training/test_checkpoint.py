@@ -2,6 +2,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -201,6 +202,24 @@ def test_another_model_or_optimizer_is_named(tmp_path):
     got, _ = saver.restore(1, {"params": {"w": jnp.zeros((2, 3))}})
     assert got["params"]["w"].sum() == 6
     saver.close()
+
+
+@pytest.mark.parametrize(
+    "part", ["extra", "state", "state/_METADATA", "state/ocdbt.process_0", "state/d"]
+)
+def test_a_damaged_checkpoint_is_one_line_with_the_fix(tmp_path, part):
+    saver = Checkpointer(tmp_path, KEEP_ALL)
+    saver.save(1, make_state(), {})
+    saver.close()
+    damaged = tmp_path / "1" / part
+    damaged.unlink() if damaged.is_file() else shutil.rmtree(damaged)
+    reader = Checkpointer(tmp_path, None)
+    with pytest.raises(
+        UsageError, match=f"step 1 could not be read.* remove {tmp_path}/1"
+    ) as error:
+        reader.restore(1, make_state())
+    assert "\n" not in str(error.value)
+    reader.close()
 
 
 def test_unwritable_directory_is_one_line(tmp_path):

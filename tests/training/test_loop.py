@@ -84,9 +84,10 @@ def test_another_mesh_goes_on_with_the_same_curve(whole, tmp_path, mesh, zero):
         assert got == pytest.approx(want, rel=1e-5)
 
 
-def test_a_finished_run_is_left_as_it_is(whole):
+def test_a_finished_run_is_left_as_it_is(whole, capsys):
     before = (whole / "metrics.jsonl").read_bytes()
     assert train(whole, "--eval.every", "3") == 0
+    assert "nothing to do" in capsys.readouterr().err
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
@@ -110,6 +111,15 @@ def test_must_needs_a_checkpoint_and_writes_nothing(tmp_path):
     with pytest.raises(UsageError, match="no checkpoint"):
         train(tmp_path / "run", "--resume", "must")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("part", ["run", "run/checkpoints"])
+def test_a_file_in_the_folder_s_place_is_refused_before_compiling(tmp_path, part):
+    (tmp_path / part).parent.mkdir(exist_ok=True)
+    (tmp_path / part).write_text("kept")
+    with pytest.raises(UsageError, match="--output-dir .*run cannot be written.*choose another"):
+        train(tmp_path / "run")
+    assert (tmp_path / part).read_text() == "kept"
 
 
 def test_a_bad_step_is_named_and_the_last_good_checkpoint_stays(tmp_path):

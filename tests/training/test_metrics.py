@@ -64,7 +64,7 @@ def test_not_finite_values_are_null(tmp_path):
 
 def test_unfinished_lines_are_passed_over(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"step": 1}\n[1]\n\xff\xfe\n{"step": 2}\n{"st')
+    path.write_bytes(b'{"step": 1}\n[1]\n\xff\xfe\n{"step": "x"}\n{"step": 2}\n{"st')
     assert [row["step"] for row in read_rows(path)] == [1, 2]
 
 
