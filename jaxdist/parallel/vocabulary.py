@@ -104,8 +104,8 @@ class Vocabulary:
 
     # -- where tp is manual -------------------------------------------------------------------
 
-    def _loss(self, *arguments: Array) -> Array:
-        return self._cross_entropy(*arguments, None)[0]
+    def _loss(self, head_VD: Array, y_BTD: Array, labels_BT: Array, weights_BT: Array) -> Array:
+        return self._cross_entropy(head_VD, y_BTD, labels_BT, weights_BT, None)[0]
 
     def _loss_and_gradients(
         self,

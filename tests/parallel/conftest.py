@@ -166,13 +166,12 @@ def microbatches_of(config: ModelConfig, count: int) -> Microbatches:
     index = np.arange(LENGTH)
     positions = index - np.maximum.accumulate(np.where(starts, index, 0), axis=-1)
     tokens, labels = random.integers(0, config.vocab_size, (2, *shape))
-    return Microbatches(
-        tokens=tokens.astype(np.int32),
-        labels=labels.astype(np.int32),
-        weights=(mask / mask.sum()).astype(np.float32),
-        segment_ids=segments.astype(np.int32),
-        positions=positions.astype(np.int32),
+    weights = (mask / mask.sum()).astype(np.float32)
+    whole: dict[str, Any] = dict(
+        tokens=tokens, labels=labels, segment_ids=segments, positions=positions
     )
+    whole = {name: array.astype(np.int32) for name, array in whole.items()}
+    return Microbatches(weights=weights, **whole)
 
 
 @cache
