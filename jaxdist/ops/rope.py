@@ -35,9 +35,15 @@ def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
 def apply_rope(x_BTNH: jax.Array, rope: Rope) -> jax.Array:
     """Rotates the pairs (i, i + R) of each head, Hugging Face's half-split convention.
 
-    The rotation is done in fp32; the result has x's dtype.
+    The rotation is done in fp32; the result has x's dtype. Its backward is the rotation by the
+    opposite angles, so that it keeps nothing but the tables; they get no gradient.
     """
-    cos_BT1R, sin_BT1R = (table[:, :, None, :] for table in rope)
+    return _rotated(x_BTNH, *rope)
+
+
+@jax.custom_vjp
+def _rotated(x_BTNH: jax.Array, cos_BTR: jax.Array, sin_BTR: jax.Array) -> jax.Array:
+    cos_BT1R, sin_BT1R = cos_BTR[:, :, None, :], sin_BTR[:, :, None, :]
     first_BTNR, second_BTNR = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     out_BTNH = jnp.concatenate(
         [
@@ -47,6 +53,18 @@ def apply_rope(x_BTNH: jax.Array, rope: Rope) -> jax.Array:
         axis=-1,
     )
     return out_BTNH.astype(x_BTNH.dtype)
+
+
+def _rotated_forward(x_BTNH: jax.Array, cos_BTR: jax.Array, sin_BTR: jax.Array):
+    return _rotated(x_BTNH, cos_BTR, sin_BTR), (cos_BTR, sin_BTR)
+
+
+def _rotated_backward(tables: Rope, g_BTNH: jax.Array):
+    cos_BTR, sin_BTR = tables
+    return _rotated(g_BTNH, cos_BTR, -sin_BTR), None, None
+
+
+_rotated.defvjp(_rotated_forward, _rotated_backward)
 
 
 def _frequencies(config: ModelConfig, length_B1: jax.Array) -> tuple[jax.Array, float]:

@@ -5,7 +5,7 @@ Indices are ours and never negative, so none of the wrapping that `x[i]` compile
 
 import jax
 from jax import Array, lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 
 def read(stack: Array, *indices: ArrayLike) -> Array:
@@ -22,6 +22,20 @@ def write(stack: Array, entry: Array, *indices: ArrayLike) -> Array:
     return lax.dynamic_update_slice(
         stack, entry, _starts(stack, indices), allow_negative_indices=False
     )
+
+
+def as_bits(x: Array) -> Array:
+    """16-bit floats as their bits, anything else as it is; moves no data.
+
+    XLA:CPU updates a stack of bf16 by way of fp32: it converts the whole of it, and back.
+    """
+    is_half = x.dtype.itemsize == 2 and jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
+    return lax.bitcast_convert_type(x, "uint16") if is_half else x
+
+
+def from_bits(bits: Array, dtype: DTypeLike) -> Array:
+    """What `as_bits` was given, of this dtype."""
+    return bits if bits.dtype == dtype else lax.bitcast_convert_type(bits, dtype)
 
 
 def _starts(stack: Array, indices: tuple[ArrayLike, ...]) -> tuple[Array, ...]:

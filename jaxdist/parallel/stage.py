@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxdist.parallel.collectives import vary
-from jaxdist.parallel.stacks import read, write
+from jaxdist.parallel.stacks import as_bits, from_bits, read, write
 
 Tree = Any
 Layer = Callable[[Tree, Array, Tree], Array]  # (one layer's parameters, x, inputs) -> x
@@ -27,10 +27,14 @@ Residuals = list[Array]  # each [R, L, ...]
 
 @dataclass(frozen=True)
 class _Closure:
-    """Static half of a layer's vjp closure: its tree, and which leaves are inputs (by position)."""
+    """Static half of a layer's vjp closure.
+
+    Its tree, which leaves are inputs (by position), and the dtypes of the others.
+    """
 
     tree: Any
     known: list[int | None]
+    dtypes: list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,10 @@ class Stage:
         def body(index: Array, carry: tuple[Array, Residuals]) -> tuple[Array, Residuals]:
             x, residuals = carry
             x, saved, _ = self._linearize(self._at(index), x, inputs)
-            return x, [write(r, s, slot, index) for r, s in zip(residuals, saved, strict=True)]
+            return x, [
+                write(ring, as_bits(leaf), slot, index)
+                for ring, leaf in zip(residuals, saved, strict=True)
+            ]
 
         return lax.fori_loop(0, trips, body, (x, residuals))
 
@@ -81,7 +88,10 @@ class Stage:
             parameters = self._at(index)
             known, saved = (
                 jax.tree.leaves((parameters, inputs)),
-                (read(r, slot, index) for r in residuals),
+                (
+                    from_bits(read(ring, slot, index), dtype)
+                    for ring, dtype in zip(residuals, closure.dtypes, strict=True)
+                ),
             )
             leaves = [next(saved) if k is None else known[k] for k in closure.known]
             layer_gradients, cotangent = jax.tree.unflatten(closure.tree, leaves)(cotangent)
@@ -96,7 +106,9 @@ class Stage:
 
     def empty_residuals(self, x: Array, inputs: Tree, num_slots: int) -> Residuals:
         """Rings for the activations of `num_slots` microbatches shaped like `x`."""
-        saved = jax.eval_shape(lambda: self._linearize(self._at(0), x, inputs)[1])
+        saved = jax.eval_shape(
+            lambda: [as_bits(leaf) for leaf in self._linearize(self._at(0), x, inputs)[1]]
+        )
         return [
             vary(jnp.zeros((num_slots, self.num_layers, *leaf.shape), leaf.dtype)) for leaf in saved
         ]
@@ -112,7 +124,7 @@ class Stage:
         inputs_by_id = {id(a): i for i, a in enumerate(jax.tree.leaves((parameters, inputs)))}
         known = [inputs_by_id.get(id(leaf)) for leaf in leaves]
         saved = [leaf for leaf, k in zip(leaves, known, strict=True) if k is None]
-        return y, saved, _Closure(tree, known)
+        return y, saved, _Closure(tree, known, [leaf.dtype for leaf in saved])
 
     def _closure(self, x: Array, inputs: Tree) -> _Closure:
         found: list[_Closure] = []

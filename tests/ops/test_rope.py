@@ -1,5 +1,6 @@
 """RoPE tables equal transformers' for each scaling, at lengths below and above its switches."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -131,3 +132,19 @@ def test_unknown_scaling_is_refused_by_the_config_and_by_the_table():
     object.__setattr__(config, "rope_scaling", {"rope_type": "su"})
     with pytest.raises(ValueError, match="'su' is unknown; choose default, linear"):
         rope_table(config, jnp.zeros((1, 1), jnp.int32))
+
+
+def test_backward_equals_autodiff_of_the_rotation():
+    random = np.random.default_rng(0)
+    x, weight = jnp.asarray(random.normal(size=(2, 2, 5, 3, 8)), jnp.float32)
+    angle = jnp.asarray(random.normal(size=(2, 5, 4)), jnp.float32)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+
+    def plain(x):
+        first, second = jnp.split(x, 2, axis=-1)
+        c, s = cos[:, :, None], sin[:, :, None]
+        return jnp.concatenate([first * c - second * s, second * c + first * s], axis=-1)
+
+    got = jax.grad(lambda x: (apply_rope(x, (cos, sin)) * weight).sum())(x)
+    want = jax.grad(lambda x: (plain(x) * weight).sum())(x)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
