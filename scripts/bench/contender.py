@@ -87,8 +87,10 @@ class Contender:
         """Run `steps` steps; returns seconds."""
         for process in self._processes:
             assert process.stdin
-            process.stdin.write(f"{steps}\n".encode())
-            process.stdin.flush()
+            try:
+                process.stdin.write(f"{steps}\n".encode())
+            except BrokenPipeError:
+                raise self._failure() from None
         replies = self._replies()
         self.losses += replies[0]["losses"]
         return max(reply["seconds"] for reply in replies)
@@ -108,7 +110,9 @@ class Contender:
         python = self.spec.python or sys.executable
         command = [python, "-m", "bench.worker", self.spec.to_json()]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=env)
+        return subprocess.Popen(
+            command, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._log, env=env
+        )
 
     def _replies(self) -> list[dict]:
         """One line from each process, in their order."""
