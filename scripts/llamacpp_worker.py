@@ -21,7 +21,8 @@ def main() -> None:
         request["model"],
         n_ctx=longest,
         n_batch=longest,
-        n_threads=2,
+        n_threads=1,  # threads that wait for each other spin, and starve on a busy machine
+        n_threads_batch=1,
         logits_all=True,
         type_k=F32,
         type_v=F32,
