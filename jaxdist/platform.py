@@ -63,15 +63,23 @@ def simulate_devices(num_devices: int) -> None:
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
 
 
-def leave_at_ctrl_c() -> None:
-    """Let Ctrl-C end the process at once, until the training loop takes the signal over.
+def leave_at_signals() -> None:
+    """Let SIGTERM and Ctrl-C end the process at once, until the training loop takes them over.
 
     There is nothing to save yet, and an interpreter that is interrupted while it imports JAX may
-    crash when it ends.
+    crash when it ends. Exit codes as later: 0 for SIGTERM, with a line that says so, and 130.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+
+    def terminated(*_: object) -> None:
+        os.write(2, b"SIGTERM: no step is running, nothing to save; start it again to go on\n")
+        os._exit(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(CTRL_C_EXIT_CODE))
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminated)
 
 
 def keep_freed_memory() -> bool:

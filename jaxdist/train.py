@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, choose the platform, train; returns the exit code."""
     with one_line_errors():
         config = parse(sys.argv[1:] if argv is None else argv, "jaxdist train", read_origin)
-        platform.leave_at_ctrl_c()
+        platform.leave_at_signals()
         if config.simulate:
             platform.simulate_devices(config.mesh_shape.size)
         # JAX is loaded here, after the platform is chosen and the config is known to be right.

@@ -50,11 +50,17 @@ def test_more_devices_than_a_cpu_can_be_are_refused() -> None:
         platform.simulate_devices(100_000)
 
 
-def test_ctrl_c_ends_at_once() -> None:
-    code = "import os, signal; from jaxdist import platform; platform.leave_at_ctrl_c()\n"
-    code += "os.kill(os.getpid(), signal.SIGINT)\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
-    assert (done.returncode, done.stderr) == (130, b"")
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("SIGINT", 130, ""), ("SIGTERM", 0, "nothing to save")]
+)
+def test_signals_end_at_once(name: str, code: int, said: str) -> None:
+    program = "import os, signal; from jaxdist import platform; platform.leave_at_signals()\n"
+    program += f"os.kill(os.getpid(), signal.{name})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code
+    assert said in done.stderr and (said or not done.stderr)
 
 
 def test_other_flags_stay() -> None:
