@@ -20,7 +20,9 @@ class TextStream:
     token, since what a token adds may depend on those before it (spaces, parts of characters).
     """
 
-    def __init__(self, tokenizer: Decoder, prompt: Sequence[int]):
+    def __init__(
+        self, tokenizer: Decoder, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ):
         self._tokenizer = tokenizer
         self._ids = list(prompt)
         self._num_given = len(tokenizer.decode(self._ids))

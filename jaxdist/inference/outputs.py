@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -42,6 +44,29 @@ class CompletionOutput:
     stop_reason: str | int | None = None
 
 
+@dataclass(kw_only=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of `time.monotonic`; None: not yet.
+
+    It is one object for the life of a request, so it goes on changing while the request runs.
+
+    Attributes:
+        arrival_time: It was given to the engine.
+        first_scheduled_time: Its first step was launched; until then it was queued.
+        first_token_time: The first token of any of its continuations was known.
+        last_token_time: The newest token was known.
+        finished_time: It ended.
+        num_preemptions: How often it lost its blocks and was computed again.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """A request so far.
@@ -54,6 +79,8 @@ class RequestOutput:
         outputs: The n continuations, by index.
         finished: Whether all of them are.
         num_cached_tokens: Tokens of the prompt that the prefix cache held.
+        embedding: The pooled hidden state, float32 [hidden_size], where it was asked for.
+        metrics: When things happened.
     """
 
     request_id: str
@@ -63,3 +90,5 @@ class RequestOutput:
     outputs: Sequence[CompletionOutput]
     finished: bool
     num_cached_tokens: int = 0
+    embedding: np.ndarray | None = None
+    metrics: RequestMetrics | None = None
