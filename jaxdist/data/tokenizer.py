@@ -58,8 +58,11 @@ class Tokenizer(ABC):
         """Ids of `text`, without `bos_id` and `eos_id`."""
 
     @abstractmethod
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens are left out, bytes that are not UTF-8 become U+FFFD."""
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD.
+
+        skip_special_tokens: False writes special tokens by their names.
+        """
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of each text, as int32 arrays."""
@@ -76,7 +79,8 @@ class BytesTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return list(_utf8(text))
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        del skip_special_tokens  # the only one has no name
         return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -101,8 +105,8 @@ class JsonTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._inner.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         # Runs on all cores, without the interpreter lock.
@@ -142,8 +146,18 @@ class SentencePieceTokenizer(Tokenizer):
     def encode(self, text: str) -> list[int]:
         return self._inner.encode(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._inner.decode([int(i) for i in ids])
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        ids = [int(i) for i in ids]
+        if skip_special_tokens or not any(map(self._inner.is_control, ids)):
+            return self._inner.decode(ids)
+        parts, run = [], []
+        for i in ids:
+            if self._inner.is_control(i):
+                parts += self._inner.decode(run), self._inner.id_to_piece(i)
+                run = []
+            else:
+                run.append(i)
+        return "".join((*parts, self._inner.decode(run)))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.asarray(ids, np.int32) for ids in self._inner.encode(list(texts))]

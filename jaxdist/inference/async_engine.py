@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np

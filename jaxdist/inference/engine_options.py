@@ -38,7 +38,7 @@ class EngineOptions:
         limits.choice("policy", self.policy, ("fcfs", "lpm"))
         for name in ("enable_prefix_caching", "run_ahead"):
             limits.flag(name, getattr(self, name))
-        limits.whole("num_speculative_tokens", self.num_speculative_tokens, 0, 64)
+        limits.whole("num_speculative_tokens", self.num_speculative_tokens, 0, 16)
         limits.whole("prompt_lookup_min", self.prompt_lookup_min, 1, 16)
         limits.whole("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 16)
         if self.seed is not None:

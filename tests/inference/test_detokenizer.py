@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxdist.inference.detokenizer import TextStream
 
@@ -67,6 +69,46 @@ def test_a_model_that_ends_inside_a_character_ends_with_the_mark():
 def test_what_a_token_adds_may_depend_on_the_prompt():
     stream = TextStream(Words(), [1, 2])
     assert [stream.push(3), stream.push(4), stream.finish()] == [" w3", " w4", ""]
+
+
+class LeadingSpace(Bytes):
+    """As Llama's tokenizer.json: one space where the text begins is left out."""
+
+    def decode(self, ids):
+        return super().decode(ids).removeprefix(" ")
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [Bytes(), EachByteReplaced(), LeadingSpace(), Words()],
+    ids=lambda t: type(t).__name__,
+)
+@given(
+    st.lists(st.sampled_from([*b" a", *"é日🎉".encode(), 0xFF, 256]), max_size=12),
+    st.lists(st.sampled_from([*b" a", *"é日🎉".encode(), 0xFF, 256]), max_size=120),
+)
+def test_the_window_gives_what_the_whole_gives(tokenizer, prompt, ids):
+    if isinstance(tokenizer, EachByteReplaced):
+        ids, prompt = ([i for i in part if i != 256] for part in (ids, prompt))
+    stream = TextStream(tokenizer, prompt)
+    pieces = [stream.push(token) for token in ids] + [stream.finish()]
+    whole = tokenizer.decode([*prompt, *ids])
+    assert "".join(pieces) == whole[len(tokenizer.decode(prompt)) :]
+
+
+@pytest.mark.parametrize("ids", [[0xFF] * 3000, [256] * 3000, [*"é".encode(), 0x80] * 1000])
+def test_the_work_for_a_token_is_bounded(ids):
+    lengths = []
+
+    class Counted(Bytes):
+        def decode(self, ids):
+            lengths.append(len(ids))
+            return super().decode(ids)
+
+    stream = TextStream(Counted(), list(b"prompt"))
+    text = "".join(map(stream.push, ids)) + stream.finish()
+    assert text == Bytes().decode(ids)
+    assert max(lengths) < 100
 
 
 def test_special_tokens_add_nothing():
