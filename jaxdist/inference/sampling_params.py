@@ -1,7 +1,23 @@
-"""How the tokens of one request are chosen: vLLM's names and meanings."""
+"""How the tokens of one request are chosen: vLLM's names and meanings.
+
+Bad values are refused when the parameters are made, in one line with the field, the value and the
+range; what depends on the vocabulary by `check_against`, before the device sees an id: there an id
+out of range would silently be another one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from jaxdist.config import UsageError, limits
+
+MAX_N = 128  # continuations of one request, as OpenAI's
+MAX_LOGPROBS = 20
+MAX_STOPS, MAX_STOP_LENGTH = 64, 1024  # texts, characters of one
+MAX_BAD_WORDS = 256
+LOGIT_BIASES = 1024  # ids in logit_bias; a slot of the sampler has room for as many
+MAX_BIAS = 100.0  # OpenAI's; it forbids or forces a token
+MAX_IDS = 1 << 20  # in a list of token ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +30,8 @@ class StructuredOutput:
         regex: A regular expression that the whole text matches.
         choice: One of these texts.
         grammar: A grammar in Lark's notation.
+
+    Raises UsageError where not exactly one is given, or it is of the wrong type.
     """
 
     json: Mapping | str | None = None
@@ -21,6 +39,27 @@ class StructuredOutput:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+
+    def __post_init__(self):
+        limits.flag("json_object", self.json_object)
+        given = [name for name in ("json", "regex", "choice", "grammar") if _is_set(self, name)]
+        given += ["json_object"] if self.json_object else []
+        if len(given) != 1:
+            raise UsageError(
+                "a structured output takes exactly one of json, json_object, regex, choice and "
+                f"grammar; {', '.join(given) or 'none'} given"
+            )
+        if self.json is not None and not isinstance(self.json, (Mapping, str)):
+            raise UsageError(
+                f"json must be a schema, an object or its text; it is {_kind(self.json)}"
+            )
+        for name in ("regex", "grammar"):
+            if _is_set(self, name):
+                limits.text(name, _type(name, getattr(self, name), str))
+        if self.choice is not None:
+            texts = _texts("choice", self.choice)
+            if not texts or not all(texts):
+                raise UsageError("choice must hold at least one text, and none that is empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +93,8 @@ class SamplingParams:
         prompt_logprobs: The same for the prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
         structured: What the text must conform to.
+
+    Raises UsageError for a value out of its range.
     """
 
     n: int = 1
@@ -79,3 +120,103 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured: StructuredOutput | None = None
+
+    def __post_init__(self):
+        limits.whole("n", self.n, 1, MAX_N)
+        limits.number("temperature", self.temperature, 0)
+        limits.number("top_p", self.top_p, above=0, maximum=1)
+        limits.whole("top_k", self.top_k, -1)
+        limits.number("min_p", self.min_p, 0, 1)
+        limits.number("typical_p", self.typical_p, above=0, maximum=1)
+        limits.number("repetition_penalty", self.repetition_penalty, above=0)
+        limits.number("presence_penalty", self.presence_penalty, -2, 2)
+        limits.number("frequency_penalty", self.frequency_penalty, -2, 2)
+        if self.seed is not None:
+            limits.whole("seed", self.seed, -(2**63), 2**64 - 1)
+        self._check_ids()
+        self._check_texts()
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            limits.flag(name, getattr(self, name))
+        limits.whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            limits.whole("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise UsageError(
+                    f"min_tokens={self.min_tokens} must be at most max_tokens={self.max_tokens}"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                limits.whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.structured is not None:
+            _type("structured", self.structured, StructuredOutput)
+
+    def check_against(self, vocab_size: int) -> None:
+        """Raises UsageError for a token id that no vocabulary of this size has."""
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                if token >= vocab_size:
+                    raise UsageError(
+                        f"{name} names the token {token}; the vocabulary has 0 to {vocab_size - 1}"
+                    )
+
+    def _check_ids(self) -> None:
+        if self.logit_bias is not None:
+            biases = _type("logit_bias", self.logit_bias, Mapping)
+            _most("logit_bias", biases, LOGIT_BIASES)
+            for token, bias in biases.items():
+                limits.whole("a token of logit_bias", token, 0)
+                limits.number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            ids = getattr(self, name)
+            if ids is not None:
+                _most(name, _sequence(name, ids), MAX_IDS)
+                for token in ids:
+                    limits.whole(f"a token of {name}", token, 0)
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            raise UsageError(
+                "allowed_token_ids must hold at least one token id; leave it out to allow all"
+            )
+
+    def _check_texts(self) -> None:
+        for name, most in (("stop", MAX_STOPS), ("bad_words", MAX_BAD_WORDS)):
+            texts = _texts(name, getattr(self, name))
+            _most(name, texts, most)
+            for text in texts:
+                if not 0 < len(text) <= MAX_STOP_LENGTH:
+                    raise UsageError(
+                        f"a text of {name} has {len(text)} characters; it must have 1 to "
+                        f"{MAX_STOP_LENGTH}"
+                    )
+
+
+def _is_set(structured: StructuredOutput, name: str) -> bool:
+    return getattr(structured, name) is not None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def _type(name: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise UsageError(f"{name} must be a {kind.__name__}; it is {_kind(value)}")
+    return value
+
+
+def _sequence(name: str, value: Any) -> Sequence[Any]:
+    # A text is a sequence of texts too, and never what was meant.
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise UsageError(f"{name} must be a list; it is {_kind(value)}")
+    return value
+
+
+def _texts(name: str, value: Any) -> Sequence[str]:
+    texts = _sequence(name, value)
+    for text in texts:
+        _type(f"each entry of {name}", text, str)
+    return texts
+
+
+def _most(name: str, values: Any, most: int) -> None:
+    if len(values) > most:
+        raise UsageError(f"{name} has {len(values)} entries; it may have at most {most}")
