@@ -83,7 +83,10 @@ class Executor:
         num_layers = pipeline.model.num_hidden_layers // pipeline.mesh.pp
         self.stage = Stage(
             layer=rematerialised(self._layer, pipeline.parallel.remat),
+            has_loss=False,
             parameters=self.parameters.layers,
+            numbers=self.index * num_layers + vary(jnp.arange(num_layers, dtype=jnp.int32)),
+            select=lambda inputs, number: inputs,
             num_layers=num_layers,
             gather=partial(self.zero.gather, tree.layers, layer=True),
             scatter=partial(self.zero.scatter, tree.layers, layer=True),
@@ -127,7 +130,11 @@ class Executor:
             x = self._first_input(schedule, tick, down)
             inputs = self._inputs(self.microbatches.at(forward))
             slot = self._slot(schedule.forward_slots, tick)
-            down, residuals = self.stage.forward(x, inputs, residuals, slot, self._trips(forward))
+            down, own_loss, residuals = self.stage.forward(
+                x, inputs, residuals, slot, self._trips(forward)
+            )
+            if own_loss is not None:
+                loss += jnp.where(forward != IDLE, own_loss, 0.0)
         if phase.has_score:
             scored, gradients = self._score(schedule, tick, down, gradients)
             loss += scored.loss
@@ -142,7 +149,13 @@ class Executor:
             inputs = self._inputs(self.microbatches.at(backward))
             slot = self._slot(schedule.backward_slots, tick)
             up, layers = self.stage.backward(
-                up, inputs, residuals, slot, self._trips(backward), gradients.layers
+                up,
+                inputs,
+                residuals,
+                slot,
+                self._trips(backward),
+                gradients.layers,
+                jnp.where(backward != IDLE, 1.0, 0.0),
             )
             gradients = _with(gradients, layers=layers)
             gradients = self._embed_backward(schedule, tick, up, gradients)
@@ -172,13 +185,13 @@ class Executor:
             return tick(jnp.int32(phase.start), carry)
         return lax.fori_loop(phase.start, phase.stop, tick, carry)
 
-    def _layer(self, block: Any, x: Array, inputs: Tree) -> Array:
+    def _layer(self, block: Any, x: Array, inputs: Tree) -> tuple[Array, None]:
         rope, segment_ids = inputs
         pipeline = self.pipeline
         ctx = training_context(
             pipeline.model, pipeline.rules, pipeline.mesh, segment_ids, pipeline.compute_dtype
         )
-        return block(x, rope, ctx)[0]
+        return block(x, rope, ctx)[0], None
 
     def _inputs(self, microbatch: Microbatches) -> Tree:
         return rope_table(self.pipeline.model, microbatch.positions), microbatch.segment_ids
