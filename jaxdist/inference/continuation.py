@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from jaxdist.inference.detokenizer import Decoder, TextStream
+from jaxdist.data.tokenizer import Tokenizer
+from jaxdist.inference.detokenizer import TextStream
 from jaxdist.inference.outputs import CompletionOutput, FinishReason, Logprob, Logprobs
 from jaxdist.inference.request import Request
 from jaxdist.inference.step import TokenLogprobs
@@ -25,7 +26,7 @@ class Continuation:
     eos_ids: Tokens that end the text, where the parameters do not ignore them.
     """
 
-    def __init__(self, request: Request, tokenizer: Decoder | None, eos_ids: Collection[int]):
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, eos_ids: Collection[int]):
         params = request.params
         self.request = request
         self.finish_reason: FinishReason | None = None

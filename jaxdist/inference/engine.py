@@ -11,16 +11,19 @@ from collections.abc import Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.continuation import Continuation, logprobs_by_id
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
+from jaxdist.inference.guide import Guide, bad_word_ids
 from jaxdist.inference.outputs import Logprobs, RequestMetrics, RequestOutput
 from jaxdist.inference.replica import Replica
 from jaxdist.inference.request import Request, Status, resolve_max_tokens, whole_ids
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.scheduler import Scheduler, Step
+from jaxdist.inference.speculation import NgramIndex
 from jaxdist.inference.stats import BlockMap, Counters, EngineStats, ReplicaStats
 from jaxdist.inference.step import NewSequence, Row, RowResult, Runner
 
@@ -39,6 +42,8 @@ class Prepared:
     Attributes:
         prompt: Its text, where it was given as text.
         params: Of each of the n, seeds set; one for an embedding.
+        grammar: What `params.structured` compiled to.
+        bad_words: Token sequences that do not appear.
         stream: Whether there is an output whenever something is new, or only the last.
     """
 
@@ -50,6 +55,8 @@ class Prepared:
     pooling: str | None = None
     priority: int = 0
     salt: Hashable = None
+    grammar: Any = None
+    bad_words: Sequence[tuple[int, ...]] = ()
     stream: bool = True
     arrival_time: float = field(default_factory=time.monotonic)
 
@@ -158,8 +165,12 @@ class Engine:
             max_model_len=self.runner.max_model_len,
             capacity=self.capacity,
         )
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop needs a tokenizer; give stop_token_ids", param="stop")
+        self._check(params)
+        grammar = None
+        if params.structured is not None and pooling is None:
+            from jaxdist.inference import grammar as grammars
+
+            grammar = grammars.compile(params.structured, self.tokenizer)
         seed = self._seeds.getrandbits(31) if params.seed is None else params.seed
         seeds = [child_seed(seed, i) for i in range(1 if pooling else params.n)]
         return Prepared(
@@ -171,6 +182,8 @@ class Engine:
             pooling=pooling,
             priority=priority,
             salt=cache_salt,
+            grammar=grammar,
+            bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
             stream=stream,
         )
 
@@ -184,6 +197,7 @@ class Engine:
         children: list[Continuation] = []
         for index, params in enumerate(prepared.params):
             wants_logprobs = params.prompt_logprobs is not None and index == 0
+            guide = self._guide(prepared)
             request = Request(
                 request_id=prepared.request_id,
                 index=index,
@@ -193,7 +207,8 @@ class Engine:
                 order=(prepared.priority, self._num_arrived),
                 salt=prepared.salt,
                 pooling=prepared.pooling,
-                run_ahead=self.options.run_ahead,
+                run_ahead=self.options.run_ahead and not (guide and guide.needs_tokens),
+                guide=guide,
                 reuse=not wants_logprobs and prepared.pooling != "mean",
             )
             if index and self.options.enable_prefix_caching:
@@ -288,6 +303,32 @@ class Engine:
         live = {r for r, (_, child) in self._continuations.items() if child.finish_reason is None}
         assert live == {*self.scheduler.running, *self.scheduler.waiting}, "a request is lost"
 
+    def _check(self, params: SamplingParams) -> None:
+        """RequestError where the parameters do not suit this model."""
+        if self.tokenizer is None:
+            for name in ("stop", "bad_words", "structured"):
+                if getattr(params, name):
+                    raise RequestError(
+                        f"{name} needs a tokenizer, and this model has none; leave it out",
+                        param=name,
+                    )
+
+    def _guide(self, prepared: Prepared) -> Guide | None:
+        """What the host has to say about the tokens of a continuation."""
+        options = self.options
+        speculates = options.num_speculative_tokens > 0
+        if prepared.pooling or not (prepared.grammar or prepared.bad_words or speculates):
+            return None
+        return Guide(
+            vocab_size=self.runner.vocab_size,
+            matcher=prepared.grammar.matcher() if prepared.grammar else None,
+            bad_words=prepared.bad_words,
+            ngrams=NgramIndex(options.prompt_lookup_min, options.prompt_lookup_max)
+            if speculates
+            else None,
+            most_drafts=options.num_speculative_tokens,
+        )
+
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError("a prompt of text needs a tokenizer; give token ids", param="prompt")
@@ -358,6 +399,10 @@ class Engine:
             self._finish(group, child)
             return True
         token_ids = child.take(result.token_ids, result.logprobs)
+        if request.guide is not None and child.finish_reason is None:
+            request.guide.advance(token_ids)
+            if request.guide.is_finished:
+                child.end("stop")
         self.scheduler.settle(request, row, token_ids)
         counters, metrics = self.counters, group.metrics
         counters.generation_tokens += len(token_ids)

@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 from jaxdist.inference.errors import RequestError
+from jaxdist.inference.guide import Guide
 from jaxdist.inference.sampling_params import SamplingParams
 
 
@@ -33,6 +34,7 @@ class Request:
         run_ahead: Whether the next step can be made without knowing the last token.
         reuse: Whether the prompt's tokens may come from the prefix cache: not where each of them
             is asked for its log-probability or its part in a mean.
+        guide: Guesses and masks for its next tokens; None where nothing is to be said.
         leader: The first of the n, whose prompt the others wait for.
         tokens: Prompt and output as far as known.
         num_computed_tokens: Tokens whose keys and values are in the blocks once all launched steps
@@ -55,6 +57,7 @@ class Request:
     pooling: str | None = None
     run_ahead: bool = True
     reuse: bool = True
+    guide: Guide | None = None
     leader: "Request | None" = None
     tokens: list[int] = field(init=False)
     status: Status = Status.WAITING

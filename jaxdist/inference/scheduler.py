@@ -10,7 +10,7 @@ first always goes on, and it fits the pool alone, which is checked at the door.
 """
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxdist.inference.prefix_cache import Node
@@ -36,8 +36,6 @@ class Scheduler:
     """The queue and the running requests of all replicas.
 
     policy: "fcfs", or "lpm": of equal priority the one with the longest cached prefix first.
-    shape_row: what a row that samples gets besides its tokens: (request, most drafts) ->
-        (drafts, masks), or None where nothing may come any more, which ends the request.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_row_tokens: int,
         policy: str = "fcfs",
-        shape_row: Callable[[Request, int], tuple | None] | None = None,
     ):
         self.replicas = replicas
         self.running: list[Request] = []
@@ -57,7 +54,6 @@ class Scheduler:
         self.num_prefix_hits = 0  # tokens found
         self._budget, self._max_row_tokens = max_num_batched_tokens, max_row_tokens
         self._longest_first = policy == "lpm"
-        self._shape_row = shape_row
         self._num_in_flight = 0
         self._overtaken = 0
         self._dead_ends: list[Request] = []
@@ -172,14 +168,14 @@ class Scheduler:
         sample = start + count == len(request.tokens) + pending and not request.pooling
         tokens = [PENDING] if pending else request.tokens[start : start + count]
         masks, drafts = None, ()
-        if sample and self._shape_row is not None:
+        if sample and request.guide is not None:
             left = request.max_tokens - request.num_output_tokens - pending - 1
             most = min(left, budget - count, self._max_row_tokens - count)
-            room = self._shape_row(request, most)
-            if room is None:
+            shape = request.guide.shape(request.tokens, len(request.prompt_ids), most)
+            if shape is None:
                 self._dead_ends.append(request)
                 return 0
-            drafts, masks = room
+            drafts, masks = shape
             if drafts and not self.replicas[request.replica].grow(
                 request, start + count + len(drafts)
             ):
