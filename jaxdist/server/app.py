@@ -1,0 +1,247 @@
+"""The routes: which request is answered by what."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from jaxdist import __version__
+from jaxdist.inference.errors import EngineError
+from jaxdist.server import embeddings, engine_view, responses, tokenization
+from jaxdist.server.chat_completions import ChatJob
+from jaxdist.server.completions import CompletionJob
+from jaxdist.server.errors import APIError
+from jaxdist.server.gate import Gate
+from jaxdist.server.http import EventStream, error_answer, json_answer, read_body, unless_gone
+from jaxdist.server.metrics import CONTENT_TYPE, Metrics
+from jaxdist.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from jaxdist.server.requests import Job, engine_failure
+from jaxdist.server.responses import Answer
+from jaxdist.server.service import Service
+
+PAGE = Path(__file__).with_name("page")
+_GONE = Response(status_code=499)  # to a client that left
+_SECURITY = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application; what `service` serves may come later."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        if service.model is not None:
+            await service.model.chat.close()
+
+    app = FastAPI(
+        title="jaxdist",
+        version=__version__,
+        description="OpenAI's API, served by jaxdist.",
+        lifespan=lifespan,
+        openapi_url="/openapi.json",
+        redoc_url=None,
+    )
+    metrics = Metrics(service)
+    _add_generation(app, service, metrics)
+    _add_texts(app, service, metrics)
+    _add_models(app, service)
+    _add_state(app, service, metrics)
+    app.mount("/", _Page(directory=PAGE, html=True))
+    app.add_exception_handler(APIError, _refuse)
+    app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_middleware(Gate, service=service)
+    if service.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    app.openapi = lambda: _openapi(app)
+    return app
+
+
+def _takes(kind: type[BaseModel], answer: type[Answer], **more: Any) -> dict[str, Any]:
+    """What a route says of itself: the body is read by `read_body`, which FastAPI cannot see."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}, **more},
+        "responses": {200: {"model": answer}, "4XX": {"model": responses.ErrorAnswer}}
+        | {503: {"model": responses.ErrorAnswer}},
+        "response_model": None,
+    }
+
+
+def _add_generation(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    kinds: dict[str, tuple[Any, Any, str, type[Answer]]] = {
+        "/v1/completions": (CompletionRequest, CompletionJob, "cmpl", responses.Completion),
+        "/v1/chat/completions": (ChatRequest, ChatJob, "chatcmpl", responses.ChatCompletion),
+    }
+    for path, (kind, job_kind, prefix, answer) in kinds.items():
+
+        def make(
+            kind: Any = kind, job_kind: Any = job_kind, prefix: str = prefix
+        ) -> Callable[[Request], Awaitable[Response]]:
+            async def generate(request: Request) -> Response:
+                body = await read_body(request, kind, service.options.limits.max_body_bytes)
+                model = service.ready_model(body.model)
+                job = _job(request, service, metrics, prefix)
+                work = job_kind(body, job, model)
+                await work.prepare()
+                if body.stream:
+                    return EventStream(work.stream(), _failure)
+                return await _whole(request, work.whole())
+
+            return generate
+
+        name = kind.__name__.removesuffix("Request").lower()
+        app.add_api_route(path, make(), methods=["POST"], name=name, **_takes(kind, answer))
+
+
+def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    most = service.options.limits.max_body_bytes
+
+    @app.post("/v1/embeddings", **_takes(EmbeddingRequest, responses.Embeddings))
+    async def embed(request: Request) -> Response:
+        body = await read_body(request, EmbeddingRequest, most)
+        model = service.ready_model(body.model)
+        job = _job(request, service, metrics, "embd")
+        await embeddings.prepare(body, job, model)
+        return await _whole(request, embeddings.whole(body, job))
+
+    @app.post("/tokenize", **_takes(TokenizeRequest, responses.Tokens))
+    async def tokenize(request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest, most)
+        return json_answer(await tokenization.tokenize(body, service.ready_model(body.model)))
+
+    @app.post("/detokenize", **_takes(DetokenizeRequest, responses.Text))
+    async def detokenize(request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest, most)
+        return json_answer(tokenization.detokenize(body, service.ready_model(body.model)))
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def about(name: str) -> responses.Model:
+        model = service.ready_model(name)
+        return responses.Model(
+            id=name,
+            object="model",
+            created=model.created,
+            owned_by="jaxdist",
+            max_model_len=model.max_model_len,
+        )
+
+    @app.get("/v1/models", response_model=responses.Models)
+    async def models() -> Response:
+        """The names that the model has."""
+        data = [about(name) for name in service.options.names]
+        return json_answer(responses.Models(object="list", data=data))
+
+    @app.get("/v1/models/{name:path}", response_model=responses.Model)
+    async def one_model(name: str) -> Response:
+        """One of them."""
+        return json_answer(about(name))
+
+
+def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the process should live: 503 where the engine has failed."""
+        failed = service.model is not None and service.model.engine.errored
+        return Response(status_code=503 if failed else 200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are served: 503 while loading and while shutting down."""
+        service.ready_model()
+        return Response(status_code=200)
+
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        """For Prometheus."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.get("/engine", response_model=engine_view.EngineView)
+    async def engine(stream: bool = False) -> Response:
+        """The engine now, or as events for as long as the client stays."""
+        if stream:
+            return EventStream(engine_view.views(service), _failure, done=False)
+        return json_answer(engine_view.view(service))
+
+
+def _job(request: Request, service: Service, metrics: Metrics, prefix: str) -> Job:
+    job = Job(service, metrics, prefix, salt=request.scope["state"]["salt"])
+    request.scope["state"]["job"] = job
+    return job
+
+
+async def _whole(request: Request, work: Awaitable[Answer]) -> Response:
+    answer = await unless_gone(request.receive, work)
+    return _GONE if answer is None else json_answer(answer)
+
+
+def _failure(error: Exception) -> APIError:
+    """What a client is told of an error in the midst of a stream."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, EngineError):
+        return engine_failure(error)
+    raise error
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return error_answer(error)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """Routes that do not exist, and methods that they do not have."""
+    assert isinstance(error, HTTPException)
+    missing = {404: "there is no such path; /docs lists them", 405: "this path has another method"}
+    message = missing.get(error.status_code, str(error.detail)[:200])
+    refusal = APIError(message, status=error.status_code, headers=error.headers)
+    return error_answer(refusal)
+
+
+class _Page(StaticFiles):
+    """The page's files; nothing from elsewhere is loaded by them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_SECURITY | {"cache-control": "no-cache"})
+        return response
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's description with the requests' shapes added."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        shapes = schema.setdefault("components", {}).setdefault("schemas", {})
+        kinds = (ChatRequest, CompletionRequest, EmbeddingRequest)
+        for kind in (*kinds, TokenizeRequest, DetokenizeRequest):
+            shape = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+            shapes.update(shape.pop("$defs", {}))
+            shapes[kind.__name__] = shape
+        app.openapi_schema = schema
+    return app.openapi_schema

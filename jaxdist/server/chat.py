@@ -1,0 +1,168 @@
+"""From a chat to the ids of its prompt, by the model's own template."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jaxdist.config import UsageError
+from jaxdist.data.tokenizer import Tokenizer
+from jaxdist.data.tokenizer_files import chat_template
+from jaxdist.server.errors import APIError
+from jaxdist.server.protocol import Message, Tool
+from jaxdist.server.special_tokens import Disguise, SpecialTokens
+from jaxdist.server.template_process import TemplateProcess
+from jaxdist.server.tools import describe_tools
+
+# For models that have none: what a model that never saw a chat continues best.
+PLAIN_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role | capitalize }}: "
+    "{{ message.content }}\n\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+PLAIN_STOP = "\n\nUser:"  # such a model would go on with the next question
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+_OURS = {"messages", "tools", "documents", "add_generation_prompt", *_NAMED}
+
+
+class Chat:
+    """Renders chats for one model.
+
+    Attributes:
+        has_template: Whether the model brought one.
+        stops: Texts that end an answer besides the request's own.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, files: Mapping[str, bytes], *, template: str | None = None
+    ):
+        """files: The model's small files, by name, as `ModelSource.companions` gives them.
+        template: In place of theirs."""
+        self._tokens = SpecialTokens(tokenizer)
+        template = template or chat_template(dict(files))
+        self.has_template = template is not None
+        self.stops = () if self.has_template else (PLAIN_STOP,)
+        self._process = TemplateProcess(template or PLAIN_TEMPLATE)
+        self._named = _named_tokens(files, tokenizer, self._tokens)
+
+    async def start(self) -> None:
+        """Compile the template, in a process of its own."""
+        await self._process.start()
+
+    async def close(self) -> None:
+        """End that process."""
+        await self._process.close()
+
+    def is_special(self, text: str) -> bool:
+        """Whether `text` is a special token."""
+        return text in self._tokens.ids
+
+    async def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of the prompt. Special tokens come from the template only, bos included.
+
+        extra: Further variables of the template, such as enable_thinking.
+        """
+        told = [_plain(message) for message in messages]
+        schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+        if schemas and "tools" not in self._process.uses:
+            told, schemas = describe_tools(told, schemas), []
+        if unknown := _OURS & {*(extra or ())}:
+            raise APIError(
+                f"chat_template_kwargs must not set {min(unknown)}", param="chat_template_kwargs"
+            )
+        disguise = Disguise(self._tokens, _texts([told, schemas, extra or {}]))
+        hidden = [_hide_message(message, disguise) for message in told]
+        text = await self._process.render(
+            {
+                **_hide(dict(extra or {}), disguise),
+                **self._named,
+                "messages": hidden,
+                "tools": _hide(schemas, disguise) or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            }
+        )
+        if continue_final_message:
+            text = _up_to(text, hidden[-1]["content"].strip())
+        return self._tokens.encode(text, disguise)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: content is one text, arguments are objects."""
+    told = message.model_dump(exclude_none=True)
+    if isinstance(message.content, list):
+        told["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
+    told.setdefault("content", "")
+    for call in told.get("tool_calls", ()):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except (ValueError, RecursionError):
+            continue  # the model's own mistake: templates show it as text
+    return told
+
+
+def _up_to(text: str, content: str) -> str:
+    at = text.rfind(content)
+    if not content or at < 0:
+        raise APIError(
+            "continue_final_message: the last message has no content that the template shows",
+            param="continue_final_message",
+        )
+    return text[: at + len(content)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, Iterable):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _hide_message(message: dict[str, Any], disguise: Disguise) -> dict[str, Any]:
+    """As `_hide`; the role is one of ours, and templates make special tokens of it."""
+    return {**_hide(message, disguise), "role": message["role"]}
+
+
+def _hide(value: Any, disguise: Disguise, key: str = "") -> Any:
+    """The value with special tokens disguised in all its texts."""
+    if isinstance(value, str):
+        return disguise.hide(value, whole=key in ("content", "name"))
+    if isinstance(value, dict):
+        return {disguise.hide(k): _hide(inner, disguise, k) for k, inner in value.items()}
+    if isinstance(value, list):
+        return [_hide(inner, disguise) for inner in value]
+    return value
+
+
+def _named_tokens(
+    files: Mapping[str, bytes], tokenizer: Tokenizer, tokens: SpecialTokens
+) -> dict[str, str]:
+    """The texts of bos, eos and such, by the names that templates use."""
+    text_of = {i: text for text, i in tokens.ids.items()}
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+    named = {name: "" if i is None else text_of.get(i, "") for name, i in ids.items()}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            settings = json.loads(files.get(file, b"{}"))
+        except ValueError as error:
+            raise UsageError(
+                f"{file} of the model is not JSON ({error}); mend or remove it"
+            ) from None
+        for name in _NAMED:
+            token = settings.get(name)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                named[name] = text
+    return named

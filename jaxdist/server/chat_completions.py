@@ -1,0 +1,200 @@
+"""POST /v1/chat/completions: chats that are answered."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from jaxdist.inference.outputs import CompletionOutput, Logprobs
+from jaxdist.server import sampling
+from jaxdist.server.completions import likeliest, prompt_logprobs
+from jaxdist.server.protocol import ChatRequest
+from jaxdist.server.requests import Job
+from jaxdist.server.responses import (
+    AnswerMessage,
+    Call,
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatLogprobs,
+    ChunkChoice,
+    FinishReason,
+    TokenLogprob,
+    TopLogprob,
+)
+from jaxdist.server.service import Model
+from jaxdist.server.tool_calls import CallDelta, Delta, ToolParser
+from jaxdist.server.tools import BEGIN, ToolUse
+
+
+class ChatJob:
+    """One request and its answers."""
+
+    def __init__(self, request: ChatRequest, job: Job, model: Model):
+        self._request, self._job, self._model = request, job, model
+        self._use = ToolUse(request)
+
+    async def prepare(self) -> None:
+        """Check all of it. APIError where something is wrong."""
+        request, job, model = self._request, self._job, self._model
+        job.service.options.limits.check(request)
+        params = sampling.of_chat(request, self._use.structure(), model.chat.stops)
+        if self._use.kind == "auto" and model.chat.is_special(BEGIN):
+            params = sampling.showing_special_tokens(params)
+        ids = await model.chat.prompt(
+            request.messages,
+            self._use.told,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=bool(request.continue_final_message),
+            extra=request.chat_template_kwargs,
+        )
+        await job.prepare(
+            model,
+            [(None, ids)],
+            params,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            stream=bool(request.stream),
+        )
+
+    async def whole(self) -> ChatCompletion:
+        """The answer."""
+        (output,) = await self._job.finished()
+        choices = []
+        for now in output.outputs:
+            told = _Told(self._use)
+            delta = told.take(now)
+            message = AnswerMessage(role="assistant", content=delta.content or None, refusal=None)
+            if delta.calls:
+                message.tool_calls = [_call(call) for call in delta.calls]
+            elif not delta.content:
+                message.content = ""
+            choices.append(
+                ChatChoice(
+                    index=now.index,
+                    message=message,
+                    logprobs=self._logprobs(now.token_ids, now.logprobs),
+                    finish_reason=self._reason(now, told),
+                    stop_reason=now.stop_reason,
+                )
+            )
+        answer = ChatCompletion(
+            **self._head("chat.completion"), choices=choices, usage=self._job.usage()
+        )
+        if self._request.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(output, self._model.text_of)
+        return answer
+
+    async def stream(self) -> AsyncGenerator[ChatChunk, None]:
+        """The answer in pieces; the usage in one more, where it was asked for."""
+        options = self._request.stream_options
+        with_usage = bool(options and options.include_usage)
+        told = [_Told(self._use) for _ in range(self._request.n or 1)]
+
+        def chunk(now: CompletionOutput, delta: AnswerMessage, **fields: Any) -> ChatChunk:
+            choice = ChunkChoice(
+                **{"index": now.index, "delta": delta, "logprobs": None, "finish_reason": None}
+                | fields
+            )
+            usage = {"usage": None} if with_usage else {}
+            return ChatChunk(**self._head("chat.completion.chunk"), choices=[choice], **usage)
+
+        async with contextlib.aclosing(self._job.outputs()) as outputs:
+            async for _, output in outputs:
+                for now in output.outputs:
+                    known = told[now.index]
+                    if known.ended:
+                        continue
+                    if not known.begun:
+                        yield chunk(now, AnswerMessage(role="assistant", content=""))
+                    first = known.num_tokens
+                    delta = known.take(now)
+                    logprobs = self._logprobs(
+                        now.token_ids[first:], now.logprobs and now.logprobs[first:]
+                    )
+                    for message in _messages(delta):
+                        yield chunk(now, message, logprobs=logprobs)
+                        logprobs = None
+                    if logprobs is not None and logprobs.content:
+                        yield chunk(now, AnswerMessage(content=""), logprobs=logprobs)
+                    if known.ended:
+                        yield chunk(
+                            now,
+                            AnswerMessage(),
+                            finish_reason=self._reason(now, known),
+                            stop_reason=now.stop_reason,
+                        )
+        if with_usage:
+            head = self._head("chat.completion.chunk")
+            yield ChatChunk(**head, choices=[], usage=self._job.usage())
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._job.id,
+            "object": kind,
+            "created": self._job.created,
+            "model": self._job.service.options.names[0],
+        }
+
+    def _reason(self, now: CompletionOutput, told: "_Told") -> FinishReason:
+        if now.finish_reason == "length":
+            return "length"
+        return self._use.finish_reason if told.parser.num_calls else "stop"
+
+    def _logprobs(
+        self, ids: Sequence[int], entries: Sequence[Logprobs] | None
+    ) -> ChatLogprobs | None:
+        if not self._request.logprobs or entries is None:
+            return None
+        count = self._request.top_logprobs or 0
+        content = [
+            TokenLogprob(
+                **self._candidate(token, entry[token].logprob),
+                top_logprobs=[
+                    TopLogprob(**self._candidate(i, p)) for i, p in likeliest(entry, count)
+                ],
+            )
+            for token, entry in zip(ids, entries, strict=True)
+        ]
+        return ChatLogprobs(content=content)
+
+    def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
+        text_of = self._model.text_of
+        return {
+            "token": text_of.text(token),
+            "logprob": logprob,
+            "bytes": list(text_of.bytes(token)),
+        }
+
+
+class _Told:
+    """What the client knows of an answer."""
+
+    def __init__(self, use: ToolUse):
+        self.parser = ToolParser(use)
+        self.begun = self.ended = False
+        self.num_tokens = self._num_chars = 0
+
+    def take(self, now: CompletionOutput) -> Delta:
+        """What is new."""
+        delta = self.parser.push(now.text[self._num_chars :])
+        self._num_chars, self.num_tokens = len(now.text), len(now.token_ids)
+        self.begun = True
+        if now.finish_reason is not None:
+            self.ended = True
+            delta.content += self.parser.finish().content
+        return delta
+
+
+def _messages(delta: Delta) -> list[AnswerMessage]:
+    messages = [AnswerMessage(content=delta.content)] if delta.content else []
+    calls = [_call(call, streamed=True) for call in delta.calls]
+    return [*messages, *([AnswerMessage(tool_calls=calls)] if calls else [])]
+
+
+def _call(call: CallDelta, *, streamed: bool = False) -> Call:
+    index = {"index": call.index} if streamed else {}
+    if call.id is None:
+        return Call(**index, function=CalledFunction(arguments=call.arguments))
+    function = CalledFunction(name=call.name, arguments=call.arguments)
+    return Call(**index, id=call.id, type="function", function=function)

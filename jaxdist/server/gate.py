@@ -1,0 +1,104 @@
+"""In front of all routes: who may come in, who comes from elsewhere, and the line in the log."""
+
+import hashlib
+import hmac
+import logging
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxdist.server.errors import APIError
+from jaxdist.server.http import error_answer
+from jaxdist.server.requests import log_line
+from jaxdist.server.service import Service
+
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/engine")
+
+
+class Gate:
+    """ASGI middleware. It leaves `salt` and takes `job` in the scope's state."""
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self._app, self._service = app, service
+        self._keys = [key.encode() for key in service.options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, started = time.monotonic(), 0, False
+        state = scope.setdefault("state", {})
+
+        async def noted(message: Message) -> None:
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                status, started = message["status"], True
+                job = state.get("job")
+                if job is not None:
+                    MutableHeaders(scope=message)["x-request-id"] = job.id
+            await send(message)
+
+        works = scope["method"] == "POST"
+        self._service.num_open += works
+        try:
+            state["salt"] = self._salt(scope)
+            await self._app(scope, receive, noted)
+        except APIError as error:
+            await error_answer(error)(scope, receive, noted)
+        except Exception:
+            logging.getLogger("jaxdist.server").exception("a request failed")
+            status = 500
+            if not started:
+                failure = APIError("the server has failed", status=500, code="server_error")
+                await error_answer(failure)(scope, receive, noted)
+        finally:
+            self._service.num_open -= works
+            if works:
+                self._log(scope, status, time.monotonic() - began)
+
+    def _salt(self, scope: Scope) -> str | None:
+        """Which tenant's cached prompts may be used: those of the same key. APIError: no entry."""
+        headers = Headers(scope=scope)
+        self._check_origin(scope, headers)
+        if not self._keys or not scope["path"].startswith(_GUARDED) or scope["method"] == "OPTIONS":
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip().encode("latin-1", errors="replace")
+        # All are compared, in constant time each.
+        matches = [hmac.compare_digest(key, known) for known in self._keys]
+        if kind.lower() != "bearer" or not any(matches):
+            raise APIError(
+                "a valid API key is missing; send the header Authorization: Bearer KEY",
+                status=401,
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return hashlib.sha256(key).hexdigest()[:16]
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """A web page from elsewhere could have its visitor's browser use a server on localhost."""
+        origin = headers.get("origin")
+        allowed = self._service.options.cors_origins
+        if scope["method"] in ("GET", "HEAD", "OPTIONS") or origin is None or "*" in allowed:
+            return
+        if origin not in allowed and urlsplit(origin).netloc != headers.get("host"):
+            raise APIError(
+                "pages of other origins may not use this server; --cors-origin allows one",
+                status=403,
+                code="origin_not_allowed",
+            )
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        job = scope["state"].get("job")
+        client = scope.get("client") or ("", 0)
+        log_line(
+            time=round(time.time(), 3),
+            path=scope["path"][:100],
+            status=status,
+            seconds=round(seconds, 4),
+            client=client[0],
+            **({} if scope["state"].get("salt") is None else {"key": scope["state"]["salt"][:8]}),
+            **({} if job is None else job.describe()),
+        )

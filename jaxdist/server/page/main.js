@@ -1,0 +1,59 @@
+// Starts the page: colours, the side, the chat, the engine's view.
+
+import { call } from "./api.js";
+import { setModel, startChat } from "./chat.js";
+import { watch } from "./engine.js";
+import { startSampling } from "./sampling.js";
+
+const $ = (id) => document.getElementById(id);
+const THEMES = ["system", "light", "dark"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 960px)");
+
+function startTheme() {
+  const apply = () => {
+    const chosen = localStorage.getItem("jaxdist-theme") ?? "system";
+    const isDark = chosen === "system" ? dark.matches : chosen === "dark";
+    document.documentElement.dataset.theme = isDark ? "dark" : "light";
+    $("theme").setAttribute("aria-label", `Colours: ${chosen === "system" ? "as the system" : chosen}`);
+    $("theme").title = $("theme").getAttribute("aria-label");
+  };
+  $("theme").addEventListener("click", () => {
+    const now = localStorage.getItem("jaxdist-theme") ?? "system";
+    localStorage.setItem("jaxdist-theme", THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
+    apply();
+  });
+  dark.addEventListener("change", apply);
+  apply();
+}
+
+function startSide() {
+  const open = (shown) => {
+    document.querySelector(".columns").classList.toggle("alone", !shown);
+    $("toggle-side").setAttribute("aria-expanded", String(shown));
+  };
+  $("toggle-side").addEventListener("click", () => open($("toggle-side").getAttribute("aria-expanded") !== "true"));
+  narrow.addEventListener("change", () => open(!narrow.matches));
+  open(!narrow.matches);
+}
+
+let known = null;
+
+async function onState(state) {
+  const ready = state === "ready";
+  $("state-dot").className = `dot ${ready ? "ready" : state.includes("load") ? "" : "failed"}`;
+  $("state").title = state;
+  if (ready && !known) {
+    known = (await (await call("/v1/models")).json()).data[0].id;
+    document.title = `${known} · jaxdist`;
+    setModel(known);
+  } else if (!ready && !known) {
+    $("model").textContent = state;
+  }
+}
+
+startTheme();
+startSide();
+startSampling();
+startChat();
+watch(onState);

@@ -1,0 +1,263 @@
+"""Requests as OpenAI's API shapes them, with vLLM's fields besides.
+
+Types are strict: "1" is no number. Fields that are not known are ignored, since clients send many;
+null is the default. `sampling.py` makes the engine's parameters of them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+Small = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Shape(BaseModel):
+    """What all requests and their parts have in common."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(Shape):
+    """Of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class JSONSchema(Shape):
+    """A named schema."""
+
+    name: Name
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Shape):
+    """What the answer must conform to."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and (
+            self.json_schema is None or self.json_schema.schema_ is None
+        ):
+            raise ValueError("json_schema.schema is missing; give a JSON schema")
+        return self
+
+
+class StructuredOutputs(Shape):
+    """vLLM's way to say what the answer must conform to; exactly one is given."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Generation(Shape):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Small | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
+    min_tokens: Small | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    @model_validator(mode="after")
+    def _options_of_a_stream(self) -> "Generation":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only for stream=true")
+        return self
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class FunctionCall(Shape):
+    """What the model called; arguments are JSON as text."""
+
+    name: Name
+    arguments: str
+
+
+class ToolCall(Shape):
+    """One call in an assistant's message of the past."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class TextPart(Shape):
+    """A part of a message."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Message(Shape):
+    """One message of a chat."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "Message":
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content is missing in a message of the {self.role}")
+        return self
+
+
+class Function(Shape):
+    """A function that the model may call."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Shape):
+    """A tool: always a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Shape):
+    """Which function."""
+
+    name: Name
+
+
+class NamedTool(Shape):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Small | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # vLLM's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: Literal[False] | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is only for logprobs=true")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(names) != len({*names}):
+            raise ValueError("tools: two functions have one name; rename one")
+        choice = self.tool_choice
+        if choice is not None and choice not in ("none", "auto") and not names:
+            raise ValueError("tool_choice asks for a tool and tools are missing")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError("tool_choice.function.name is not one of the tools")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        return self
+
+
+class EmbeddingRequest(Shape):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: str | list[str] | list[TokenId] | list[list[TokenId]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    # ours
+    pooling: Literal["mean", "last"] | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeRequest(Shape):
+    """POST /tokenize: of a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Shape):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def _names(kind: type[BaseModel]) -> set[str]:
+    fields = {field.alias or name for name, field in kind.model_fields.items()}
+    return fields.union(*map(_names, kind.__subclasses__()))
+
+
+FIELDS = frozenset(_names(Shape))  # of all requests and their parts

@@ -1,0 +1,136 @@
+"""From a request's fields to the engine's sampling parameters."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.server.errors import APIError
+from jaxdist.server.protocol import ChatRequest, CompletionRequest, Generation
+
+# Fields that are passed on under their own names where they are given.
+_SAME = (
+    "n temperature top_p top_k min_p typical_p repetition_penalty presence_penalty"
+    " frequency_penalty seed allowed_token_ids bad_words stop_token_ids"
+    " include_stop_str_in_output ignore_eos min_tokens prompt_logprobs skip_special_tokens"
+).split()
+
+
+def of_completion(request: CompletionRequest) -> SamplingParams:
+    """The parameters of /v1/completions.
+
+    With echo the prompt's log-probabilities are asked for too, and max_tokens=0 only scores it:
+    one token is made then, which the caller leaves out.
+    """
+    if request.suffix:
+        raise APIError("suffix is not supported: the models here only continue", param="suffix")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise APIError("best_of is not supported; ask for n and choose", param="best_of")
+    fields = _common(request)
+    max_tokens = 16 if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and request.echo:
+        max_tokens = 1
+    if request.echo and request.logprobs is not None:
+        fields["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    return _build(fields, max_tokens, request.logprobs)
+
+
+def of_chat(
+    request: ChatRequest, structured: StructuredOutput | None = None, stops: Sequence[str] = ()
+) -> SamplingParams:
+    """The parameters of /v1/chat/completions.
+
+    structured: What the tools ask for. stops: Texts that end an answer besides the request's own.
+    """
+    fields = _common(request)
+    fields["stop"] = (*fields.get("stop", ()), *stops)
+    if structured is not None:
+        if fields.get("structured") is not None:
+            raise APIError(
+                "a tool that must be called and another structure exclude each other; "
+                "leave response_format out",
+                param="tool_choice",
+            )
+        fields["structured"] = structured
+    max_tokens = request.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = request.max_tokens
+    return _build(fields, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
+
+
+def showing_special_tokens(params: SamplingParams) -> SamplingParams:
+    """The same, where a model marks its calls of tools with special tokens."""
+    return replace(params, skip_special_tokens=False)
+
+
+def _build(fields: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    if max_tokens == 0:
+        raise APIError("max_tokens=0 must be at least 1", param="max_tokens")
+    return SamplingParams(**fields, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _common(request: Generation) -> dict[str, Any]:
+    fields = {name: getattr(request, name) for name in _SAME}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if request.stop is not None:
+        stops = [request.stop] if isinstance(request.stop, str) else request.stop
+        if "" in stops:
+            raise APIError("stop must not hold an empty text", param="stop")
+        fields["stop"] = tuple(stops)
+    if request.logit_bias:
+        fields["logit_bias"] = _by_id(request.logit_bias)
+    if "seed" in fields:  # the engine's are of 32 bits
+        fields["seed"] = _folded(fields["seed"])
+    fields["structured"] = _structured(request)
+    return fields
+
+
+def _by_id(bias: dict[str, float]) -> dict[int, float]:
+    for key in bias:
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise APIError("logit_bias: its keys must be token ids", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _folded(seed: int) -> int:
+    """A seed of 64 bits in 32; small ones stay as they are."""
+    seed %= 2**64
+    return (seed ^ seed >> 32) % 2**32
+
+
+def _structured(request: Generation) -> StructuredOutput | None:
+    """What the text must conform to, from whichever of the three dialects says it."""
+    given: list[tuple[str, dict[str, Any]]] = []
+    form = request.response_format
+    if form is not None and form.type == "json_object":
+        given.append(("response_format", {"json_object": True}))
+    elif form is not None and form.json_schema is not None:
+        given.append(("response_format", {"json": form.json_schema.schema_}))
+    if (outputs := request.structured_outputs) is not None:
+        kinds = {
+            "json": outputs.json_,
+            "json_object": outputs.json_object or None,
+            "regex": outputs.regex,
+            "choice": outputs.choice,
+            "grammar": outputs.grammar,
+        }
+        kinds = {kind: value for kind, value in kinds.items() if value is not None}
+        if len(kinds) != 1:
+            raise APIError(
+                f"structured_outputs must hold exactly one of json, json_object, regex, choice, "
+                f"grammar; it holds {len(kinds)}",
+                param="structured_outputs",
+            )
+        given.append(("structured_outputs", kinds))
+    for kind in ("json", "regex", "choice", "grammar"):
+        value = getattr(request, f"guided_{kind}")
+        if value is not None:
+            given.append((f"guided_{kind}", {kind: value}))
+    if len(given) > 1:
+        raise APIError(f"{given[0][0]} and {given[1][0]} exclude each other", param=given[1][0])
+    if not given:
+        return None
+    name, kinds = given[0]
+    if kinds.get("choice") == []:
+        raise APIError(f"{name}: choice must hold at least one text", param=name)
+    return StructuredOutput(**kinds)

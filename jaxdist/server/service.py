@@ -1,0 +1,110 @@
+"""What is served: an engine with its tokenizer and chat template, and its state."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxdist.data.tokenizer import Tokenizer
+from jaxdist.inference.async_engine import AsyncEngine
+from jaxdist.server.chat import Chat
+from jaxdist.server.errors import APIError
+from jaxdist.server.limits import Limits
+from jaxdist.server.token_text import TokenText
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How the server behaves, whatever model it serves.
+
+    Attributes:
+        names: The model's; the first one is told in answers.
+        api_keys: Any of these is asked for; none: everybody is served.
+        cors_origins: Origins of pages that may use the server from a browser.
+        log_text: Put prompts and answers into the log.
+        prompt_details: Tell how much of a prompt was cached.
+        limits: Of requests.
+        grace: Seconds that running requests have to finish when the server is told to stop.
+    """
+
+    names: Sequence[str]
+    api_keys: Sequence[str] = ()
+    cors_origins: Sequence[str] = ()
+    log_text: bool = False
+    prompt_details: bool = False
+    limits: Limits = field(default_factory=Limits)
+    grace: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model that answers."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    chat: Chat
+    text_of: TokenText
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer."""
+        return self.engine.engine.runner.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids below this exist."""
+        return self.engine.engine.runner.vocab_size
+
+
+class Service:
+    """Gives the model to those who may have it.
+
+    Attributes:
+        options: Of the server.
+        model: None while it loads.
+        draining: Whether the server is about to stop.
+        num_open: Requests that are being served.
+    """
+
+    def __init__(self, options: ServerOptions):
+        self.options = options
+        self.model: Model | None = None
+        self.draining = False
+        self.num_open = 0
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be served now; None where all is well."""
+        if self.draining:
+            return "the server is shutting down"
+        if self.model is None:
+            return "the model is being loaded"
+        return "the engine has failed; restart the server" if self.model.engine.errored else None
+
+    def ready_model(self, name: str | None = None) -> Model:
+        """The model. APIError where it cannot serve now, or is none of that name."""
+        if (problem := self.problem) is not None or self.model is None:
+            raise APIError(
+                str(problem), status=503, code="unavailable", headers={"retry-after": "5"}
+            )
+        if name is not None and name not in self.options.names:
+            raise APIError(
+                "there is no model of this name; GET /v1/models lists them",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return self.model
+
+    def admit(self) -> None:
+        """APIError (429) where too many are waiting already."""
+        limits = self.options.limits
+        waiting = self.model.engine.stats().num_waiting if self.model else 0
+        if waiting >= limits.max_queued or self.num_open > limits.max_concurrent:
+            raise APIError(
+                f"{waiting} sequences are waiting and {self.num_open - 1} requests are open; "
+                "try again later",
+                status=429,
+                code="rate_limit_exceeded",
+                headers={"retry-after": str(min(60, 1 + waiting // 32))},
+            )

@@ -1,0 +1,127 @@
+"""Tools: how a model is told of them, made to call them, and how its calls are read.
+
+Calls are written as Hermes' models do, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
+which is also what models learn that have no such format of their own.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jaxdist.inference.sampling_params import StructuredOutput
+from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+_ABOUT = """# Tools
+
+You may call one or more functions. Their signatures are within <tools></tools>:
+<tools>
+{tools}
+</tools>
+
+For each call write a JSON object with the function's name and arguments within \
+<tool_call></tool_call>:
+<tool_call>
+{{"name": <name>, "arguments": <arguments>}}
+</tool_call>"""
+
+
+def describe_tools(messages: list[dict[str, Any]], tools: list[Any]) -> list[dict[str, Any]]:
+    """The messages with the tools in the system's message, and calls and results as text.
+
+    For templates that know of no tools.
+    """
+    about = _ABOUT.format(tools="\n".join(json.dumps(t, ensure_ascii=False) for t in tools))
+    told = [_in_words(message) for message in messages]
+    if told[0]["role"] in ("system", "developer"):
+        first = {**told[0], "content": f"{told[0]['content']}\n\n{about}"}
+        return [first, *told[1:]]
+    return [{"role": "system", "content": about}, *told]
+
+
+def _in_words(message: dict[str, Any]) -> dict[str, Any]:
+    message = dict(message)
+    calls = message.pop("tool_calls", [])
+    texts = [message["content"]] if message["content"] else []
+    texts += [
+        f"{BEGIN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}" for call in calls
+    ]
+    message["content"] = "\n".join(texts)
+    if message["role"] in ("tool", "function"):
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        message = {"role": "user", "content": content}
+    return message
+
+
+class ToolUse:
+    """What a request wants of its tools.
+
+    Attributes:
+        kind: None where none is to be called, else "auto", "required" or "named".
+        name: Of the function, where it is named.
+        told: The tools that the model is told of.
+    """
+
+    def __init__(self, request: ChatRequest):
+        choice, tools = request.tool_choice, request.tools or []
+        self.kind: str | None = None
+        self.name: str | None = None
+        self.told: Sequence[Tool] = [] if choice == "none" else tools
+        self._several = request.parallel_tool_calls is not False
+        if isinstance(choice, NamedTool):
+            self.kind, self.name = "named", choice.function.name
+        elif choice == "required":
+            self.kind = "required"
+        elif self.told:
+            self.kind = "auto"
+
+    def structure(self) -> StructuredOutput | None:
+        """What the text must conform to so that it is a call; None where it is free.
+
+        Where the model may choose, only the calls of a strict tool are held to its parameters, and
+        only calls of tools that exist can be written.
+        """
+        if self.kind == "named":
+            (tool,) = (tool for tool in self.told if tool.function.name == self.name)
+            return StructuredOutput(json=_parameters(tool))
+        if self.kind == "required":
+            calls = {"anyOf": [_call(tool) for tool in self.told]}
+            most = {} if self._several else {"maxItems": 1}
+            return StructuredOutput(json={"type": "array", "minItems": 1, "items": calls, **most})
+        if self.kind == "auto" and any(tool.function.strict for tool in self.told):
+            return StructuredOutput(grammar=_free_or_call(self.told, self._several))
+        return None
+
+    @property
+    def finish_reason(self) -> str:
+        """Of an answer that ends with calls: OpenAI says "stop" where the function was named."""
+        return "stop" if self.kind == "named" else "tool_calls"
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or {"type": "object", "properties": {}}
+
+
+def _call(tool: Tool, strict: bool = True) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.function.name},
+            "arguments": _parameters(tool) if strict else {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _free_or_call(tools: Sequence[Tool], several: bool) -> str:
+    """A grammar (Lark) of free text followed by calls."""
+    calls = {"anyOf": [_call(tool, bool(tool.function.strict)) for tool in tools]}
+    return "\n".join(
+        [
+            f"start: TEXT ({'call+' if several else 'call'})?",
+            f'call: "{BEGIN}\\n" object "\\n{END}" /\\s*/',
+            f"object: %json {json.dumps(calls)}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/",
+        ]
+    )
