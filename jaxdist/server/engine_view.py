@@ -1,11 +1,10 @@
 """The engine as the page shows it: who holds which block, what runs, what waits."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 
-from jaxdist.inference.stats import BlockMap, EngineStats
+from jaxdist.inference.stats import BlockMap, EngineStats, ReplicaStats
 from jaxdist.server.responses import Answer
 from jaxdist.server.service import Service
 
@@ -14,11 +13,9 @@ _INTERVAL = 0.4  # seconds between two views of a stream
 
 
 class RunningView(Answer):
-    """A running sequence: what to call it, where it is, its share of the circle of colours."""
+    """A running sequence: what to call it, and how many blocks it holds."""
 
     label: str
-    index: int
-    hue: int
     num_blocks: int
 
 
@@ -96,12 +93,10 @@ async def views(service: Service) -> AsyncGenerator[EngineView, None]:
         await asyncio.sleep(_INTERVAL)
 
 
-def _replica(stats, blocks: BlockMap) -> ReplicaView:
+def _replica(stats: ReplicaStats, blocks: BlockMap) -> ReplicaView:
     requests = [
         RunningView(
             label=f"{request_id[-8:]}{f'.{index}' if index else ''}",
-            index=index,
-            hue=_hue(f"{request_id} {index}"),
             num_blocks=len(table),
         )
         for request_id, index, table in blocks.tables
@@ -135,7 +130,3 @@ def _runs(kinds: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((kind, 1))
     return runs
-
-
-def _hue(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2).digest()) % 360

@@ -7,6 +7,8 @@ const $ = (id) => document.getElementById(id);
 const SECONDS = 60; // shown of the past
 const past = []; // {time, tokens, rate}
 const maps = [];
+const hues = new Map(); // of the requests that run, by label
+let numSeen = 0;
 
 export async function watch(onState) {
   for (;;) {
@@ -24,11 +26,24 @@ export async function watch(onState) {
   }
 }
 
+// Neighbours in time get colours that are far apart.
+function colour(now) {
+  const requests = now.replicas.flatMap((replica) => replica.requests);
+  const labels = new Set(requests.map((request) => request.label));
+  for (const label of hues.keys()) if (!labels.has(label)) hues.delete(label);
+  for (const request of requests) {
+    if (!hues.has(request.label)) hues.set(request.label, Math.round(210 + 137.5 * numSeen++) % 360);
+    request.hue = hues.get(request.label);
+  }
+}
+
 function show(now) {
+  colour(now);
   const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;
   const sum = (name) => now.replicas.reduce((total, replica) => total + replica[name], 0);
   measure(now);
-  $("rate").textContent = past.at(-1).rate.toFixed(past.at(-1).rate < 10 ? 1 : 0);
+  const { rate } = past.at(-1);
+  $("rate").textContent = rate.toFixed(rate && rate < 10 ? 1 : 0);
   $("running").textContent = `${now.num_running} of ${sum("num_slots")}`;
   $("waiting").textContent = now.num_waiting;
   $("used").textContent = percent(sum("num_used") / Math.max(1, sum("num_blocks")));

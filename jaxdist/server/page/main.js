@@ -37,6 +37,28 @@ function startSide() {
   open(!narrow.matches);
 }
 
+function startTabs() {
+  const tabs = [...document.querySelectorAll("[role=tab]")];
+  const choose = (chosen) => {
+    for (const tab of tabs) {
+      const mine = tab === chosen;
+      tab.setAttribute("aria-selected", String(mine));
+      tab.tabIndex = mine ? 0 : -1;
+      $(tab.getAttribute("aria-controls")).hidden = !mine;
+    }
+  };
+  tabs.forEach((tab, i) => {
+    tab.addEventListener("click", () => choose(tab));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = tabs[(i + step + tabs.length) % tabs.length];
+      choose(next);
+      next.focus();
+    });
+  });
+}
+
 let known = null;
 
 async function onState(state) {
@@ -54,6 +76,7 @@ async function onState(state) {
 
 startTheme();
 startSide();
+startTabs();
 startSampling();
 startChat();
 watch(onState);
