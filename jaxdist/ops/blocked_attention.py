@@ -8,8 +8,9 @@ Shapes: B batch rows, T tokens, N query heads, K key/value heads (N = K * G), G 
 head, H head dim. Of one block: Q queries, R = G * Q rows, C keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +22,26 @@ from jaxdist.ops.product import product
 BLOCK = 128  # queries
 MAX_BLOCKS = 32  # each is traced and compiled by itself
 
-Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
+Kept = tuple[jax.Array | None, ...]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def blocked_attention(
     q_BTNH: jax.Array,
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
     segment_ids_BT: jax.Array | None,
+    is_local: jax.Array | None,
     sliding_window: int | None,
     scale: float,
+    softcap: float | None,
 ) -> jax.Array:
-    """`causal_attention` by blocks; [B, T, N, H] in q's dtype."""
-    return _forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, sliding_window, scale)[0]
+    """`causal_attention` by blocks; [B, T, N, H] in q's dtype.
+
+    A traced `is_local` chooses when it runs: a layer with a window skips the keys before it.
+    """
+    arguments = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, is_local)
+    return _forward(*arguments, sliding_window, scale, softcap)[0]
 
 
 def _forward(
@@ -42,9 +49,61 @@ def _forward(
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
     segment_ids_BT: jax.Array | None,
+    is_local: jax.Array | None,
     sliding_window: int | None,
     scale: float,
+    softcap: float | None,
 ) -> tuple[jax.Array, Kept]:
+    arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
+    out_BTNH, lse_BKGT = _by_window(
+        partial(_attend, scale=scale, softcap=softcap), is_local, sliding_window, arrays
+    )
+    # Named here, since a remat policy sees only names given to the very arrays that are kept.
+    out_BTNH = checkpoint_name(out_BTNH, "attn_out")
+    lse_BKGT = checkpoint_name(lse_BKGT, "attn_out")
+    return out_BTNH, (*arrays, is_local, out_BTNH, lse_BKGT)
+
+
+def _backward(
+    sliding_window: int | None,
+    scale: float,
+    softcap: float | None,
+    kept: Kept,
+    dout_BTNH: jax.Array,
+) -> tuple[jax.Array | None, ...]:
+    *arrays, is_local, out_BTNH, lse_BKGT = kept
+    pull = partial(_pull, scale=scale, softcap=softcap)
+    arguments = (*arrays, out_BTNH, lse_BKGT, dout_BTNH)
+    return (*_by_window(pull, is_local, sliding_window, arguments), None, None)
+
+
+blocked_attention.defvjp(_forward, _backward)
+
+
+def _by_window(
+    function: Callable[..., Any],
+    is_local: jax.Array | None,
+    sliding_window: int | None,
+    arguments: tuple[Any, ...],
+) -> Any:
+    """`function(*arguments, sliding_window=...)`, without the window where `is_local` is false."""
+    local = partial(function, sliding_window=sliding_window)
+    if is_local is None:
+        return local(*arguments)
+    return jax.lax.cond(is_local, local, partial(function, sliding_window=None), *arguments)
+
+
+def _attend(
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    *,
+    sliding_window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Output and the log of the softmax's sum, [B, K, G, T]."""
     kv_heads = k_BTKH.shape[2]
     q_BKGTH = rearrange(q_BTNH, "b t (k g) h -> b k g t h", k=kv_heads)
     k_BKHT = rearrange(k_BTKH, "b t k h -> b k h t")
@@ -52,7 +111,9 @@ def _forward(
     outs, lses = [], []
     for queries, keys in _blocks(q_BTNH.shape[1], sliding_window):
         q_BKRH = _rows(q_BKGTH[:, :, :, queries])
-        score_BKGQC = _scores(q_BKRH, k_BKHT, queries, keys, segment_ids_BT, sliding_window, scale)
+        score_BKGQC = _capped(_scores(q_BKRH, k_BKHT, queries, keys, scale), softcap)
+        seen_B11QC = _seen(queries, keys, segment_ids_BT, sliding_window)
+        score_BKGQC = jnp.where(seen_B11QC, score_BKGQC, -jnp.inf)
         max_BKGQ = score_BKGQC.max(axis=-1)
         weight_BKGQC = jnp.exp(score_BKGQC - max_BKGQ[..., None])
         sum_BKGQ = weight_BKGQC.sum(axis=-1)
@@ -61,16 +122,23 @@ def _forward(
         outs.append(out_BKGQH.astype(q_BTNH.dtype))
         lses.append(max_BKGQ + jnp.log(sum_BKGQ))
     out_BTNH = rearrange(jnp.concatenate(outs, axis=3), "b k g t h -> b t (k g) h")
-    # Named here, since a remat policy sees only names given to the very arrays that are kept.
-    out_BTNH = checkpoint_name(out_BTNH, "attn_out")
-    lse_BKGT = checkpoint_name(jnp.concatenate(lses, axis=3), "attn_out")
-    return out_BTNH, (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, out_BTNH, lse_BKGT)
+    return out_BTNH, jnp.concatenate(lses, axis=3)
 
 
-def _backward(
-    sliding_window: int | None, scale: float, kept: Kept, dout_BTNH: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, out_BTNH, lse_BKGT = kept
+def _pull(
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    out_BTNH: jax.Array,
+    lse_BKGT: jax.Array,
+    dout_BTNH: jax.Array,
+    *,
+    sliding_window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients by q, k and v."""
     length, kv_heads = q_BTNH.shape[1], k_BTKH.shape[2]
     q_BKGTH, dout_BKGTH = (
         rearrange(x, "b t (k g) h -> b k g t h", k=kv_heads) for x in (q_BTNH, dout_BTNH)
@@ -83,11 +151,16 @@ def _backward(
     dqs, dks, dvs = [], [], []
     for queries, keys in _blocks(length, sliding_window):
         q_BKRH, dout_BKRH = (_rows(x[:, :, :, queries]) for x in (q_BKGTH, dout_BKGTH))
-        score_BKGQC = _scores(q_BKRH, k_BKHT, queries, keys, segment_ids_BT, sliding_window, scale)
+        capped_BKGQC = _capped(_scores(q_BKRH, k_BKHT, queries, keys, scale), softcap)
+        seen_B11QC = _seen(queries, keys, segment_ids_BT, sliding_window)
+        score_BKGQC = jnp.where(seen_B11QC, capped_BKGQC, -jnp.inf)
         weight_BKGQC = jnp.exp(score_BKGQC - lse_BKGT[:, :, :, queries, None])
         dweight_BKRC = _product(dout_BKRH, v_BKHT[..., keys], q_BTNH)
         dweight_BKGQC = dweight_BKRC.reshape(weight_BKGQC.shape)
-        dscore_BKRC = _rows(weight_BKGQC * (dweight_BKGQC - mean_BKGT[:, :, :, queries, None]))
+        dscore_BKGQC = weight_BKGQC * (dweight_BKGQC - mean_BKGT[:, :, :, queries, None])
+        if softcap is not None:
+            dscore_BKGQC *= 1.0 - jnp.square(capped_BKGQC / softcap)
+        dscore_BKRC = _rows(dscore_BKGQC)
         dq_BKRH = _product(dscore_BKRC, k_BKTH[:, :, keys], q_BTNH)
         dqs.append(dq_BKRH.reshape(*score_BKGQC.shape[:-1], -1))
         dks.append(_product(q_BKRH.mT, dscore_BKRC, q_BTNH))
@@ -100,11 +173,7 @@ def _backward(
         dq_BTNH.astype(q_BTNH.dtype),
         dk_BTKH.astype(k_BTKH.dtype),
         dv_BTKH.astype(v_BTKH.dtype),
-        None,
     )
-
-
-blocked_attention.defvjp(_forward, _backward)
 
 
 def _blocks(length: int, sliding_window: int | None) -> Iterator[tuple[slice, slice]]:
@@ -117,16 +186,23 @@ def _blocks(length: int, sliding_window: int | None) -> Iterator[tuple[slice, sl
 
 
 def _scores(
-    q_BKRH: jax.Array,
-    k_BKHT: jax.Array,
-    queries: slice,
-    keys: slice,
-    segment_ids_BT: jax.Array | None,
-    sliding_window: int | None,
-    scale: float,
+    q_BKRH: jax.Array, k_BKHT: jax.Array, queries: slice, keys: slice, scale: float
 ) -> jax.Array:
-    """One block's scaled scores in fp32, -inf where masked, [B, K, G, Q, C]."""
+    """One block's scaled scores in fp32, [B, K, G, Q, C]."""
     score_BKRC = _product(q_BKRH, k_BKHT[..., keys], q_BKRH)
+    batch, kv_heads, _, num_keys = score_BKRC.shape
+    num_queries = queries.stop - queries.start
+    return score_BKRC.reshape(batch, kv_heads, -1, num_queries, num_keys) * scale
+
+
+def _capped(score: jax.Array, softcap: float | None) -> jax.Array:
+    return score if softcap is None else softcap * jnp.tanh(score / softcap)
+
+
+def _seen(
+    queries: slice, keys: slice, segment_ids_BT: jax.Array | None, sliding_window: int | None
+) -> jax.Array:
+    """Which of a block's keys each of its queries sees, [B or 1, 1, 1, Q, C]."""
     index_Q, index_C = jnp.arange(queries.start, queries.stop), jnp.arange(keys.start, keys.stop)
     distance_QC = index_Q[:, None] - index_C[None, :]
     seen_BQC = (distance_QC >= 0)[None]
@@ -134,9 +210,7 @@ def _scores(
         seen_BQC &= (distance_QC < sliding_window)[None]
     if segment_ids_BT is not None:
         seen_BQC &= segment_ids_BT[:, queries, None] == segment_ids_BT[:, None, keys]
-    batch, kv_heads, _, num_keys = score_BKRC.shape
-    score_BKGQC = score_BKRC.reshape(batch, kv_heads, -1, len(index_Q), num_keys)
-    return jnp.where(seen_BQC[:, None, None], score_BKGQC * scale, -jnp.inf)
+    return seen_BQC[:, None, None]
 
 
 def _sum_of_blocks(parts: list[jax.Array], length: int, sliding_window: int | None) -> jax.Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from jaxdist.ops.product import product
+from jaxdist.ops.product import multiplied_dtype, product
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def cross_entropy(
     head_VD: Array,
     labels_N: Array,
     weights_N: Array,
-    num_rows: Array | int,
+    num_rows: Array | int | None,
     *,
     compute_dtype: DTypeLike,
     shards: VocabularyShards = VocabularyShards(),
@@ -39,27 +39,31 @@ def cross_entropy(
     """Sum of `weights * -log softmax(x @ head.T)[labels]`, and its gradients by x and head.
 
     `labels` count from this shard's first row (others' labels lie outside [0, V)); rows from
-    `num_rows` on are padding and get no probability. Gradients are made where `dhead`, to which
+    `num_rows` on are padding and get no probability; None says that there are none. Gradients are made where `dhead`, to which
     the head's is added, is given; they are of this shard's logits alone, so summing dx over the
     shards is the caller's part. Returns (loss, dx_ND, dhead_VD), None for what is not made, loss
-    and dx in fp32. Statistics are fp32; the exponentials are rounded to `compute_dtype` once,
-    unnormalised, so that rounding cannot unbalance their sum.
+    and dx in fp32. Statistics are fp32; the exponentials are rounded to the dtype of the products
+    once, unnormalised, so that rounding cannot unbalance their sum.
     """
     times = partial(product, compute_dtype=compute_dtype)
-    head = head_VD.astype(compute_dtype)
-    is_row_V = lax.broadcasted_iota(jnp.int32, (head.shape[0],), 0) < num_rows
+    dtype = multiplied_dtype(compute_dtype)
+    head = head_VD.astype(dtype)
+    end = head.shape[0] if num_rows is None else jnp.minimum(head.shape[0], num_rows)
     chunk = min(chunk_size, x_ND.shape[0])
     padding = -x_ND.shape[0] % chunk
 
     def score(dhead_VD: Array | None, inputs: tuple[Array, Array, Array]):
         x_CD, labels_C, weights_C = inputs
-        x_CD = x_CD.astype(compute_dtype)
-        logits_CV = jnp.where(is_row_V[None, :], times(x_CD, head, ((1,), (1,))), -jnp.inf)
+        x_CD = x_CD.astype(dtype)
+        logits_CV = times(x_CD, head, ((1,), (1,)))
+        if num_rows is not None:
+            is_row_V = lax.broadcasted_iota(jnp.int32, (head.shape[0],), 0) < end
+            logits_CV = jnp.where(is_row_V[None, :], logits_CV, -jnp.inf)
         # A shard of nothing but padding has no maximum of its own.
         own_max_C = jnp.maximum(logits_CV.max(axis=1), jnp.finfo(jnp.float32).min)
-        exp_CV = jnp.exp(logits_CV - own_max_C[:, None]).astype(compute_dtype)
+        exp_CV = jnp.exp(logits_CV - own_max_C[:, None]).astype(dtype)
         own_sum_C = exp_CV.sum(axis=1, dtype=jnp.float32)
-        inside_C = (labels_C >= 0) & (labels_C < jnp.minimum(head.shape[0], num_rows))
+        inside_C = (labels_C >= 0) & (labels_C < end)
         index_C = jnp.clip(labels_C, 0, head.shape[0] - 1)
         picked_C = jnp.take_along_axis(logits_CV, index_C[:, None], axis=1)[:, 0]
         label_C = jnp.where(inside_C, picked_C, 0.0)
@@ -73,7 +77,7 @@ def cross_entropy(
         scale_C = weights_C * (rescale_C / sum_C)
         # The common part of the scale stays outside of the product, within fp16's range.
         top = jnp.maximum(scale_C.max(), jnp.finfo(jnp.float32).tiny)
-        scaled_x_CD = (x_CD * (scale_C / top)[:, None]).astype(compute_dtype)
+        scaled_x_CD = (x_CD * (scale_C / top)[:, None]).astype(dtype)
         label_weight_C1 = jnp.where(inside_C, weights_C, 0.0)[:, None]
         dx_CD = times(exp_CV, head, ((1,), (0,))) * scale_C[:, None]
         dx_CD -= head[index_C].astype(jnp.float32) * label_weight_C1

@@ -32,13 +32,20 @@ def product(
     precision.
     """
     dims = (contract, batch)
-    if platform() == "cpu":
-        if jnp.dtype(compute_dtype) == jnp.bfloat16 and cpu_multiplies_bf16():
-            return _bf16_on_cpu(a, b, dims)
-        compute_dtype = jnp.float32
-    a, b = a.astype(compute_dtype), b.astype(compute_dtype)
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dtype = multiplied_dtype(compute_dtype)
+    if dtype == jnp.bfloat16 and platform() == "cpu":
+        return _bf16_on_cpu(a, b, dims)
+    a, b = a.astype(dtype), b.astype(dtype)
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
+
+
+def multiplied_dtype(compute_dtype: DTypeLike) -> jnp.dtype:
+    """The dtype to which `product` brings its operands; one that is used again is cast once."""
+    dtype = jnp.dtype(compute_dtype)
+    if platform() == "cpu" and not (dtype == jnp.bfloat16 and cpu_multiplies_bf16()):
+        return jnp.dtype(jnp.float32)
+    return dtype
 
 
 def platform() -> str:

@@ -9,6 +9,7 @@ depend on the input are computed on the host in float64.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,11 +18,14 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 
-Rope = tuple[jax.Array, jax.Array]  # cos [B, T, R], sin [B, T, R], fp32
+Rope = tuple[jax.Array, ...]  # cos [B, T, R], sin [B, T, R], fp32; then those of local layers
 
 
 def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
     """(cos, sin) [B, T, R] in fp32 of each position's angles, times the attention factor.
+
+    Where layers with a sliding window have a base of their own, their (cos, sin) follow;
+    `layer_rope` takes a layer's.
 
     `dynamic` and `longrope` depend on the sequence length, here the largest position of each row
     plus one: a row's table is then the same whatever other rows share its batch or device.
@@ -29,7 +33,21 @@ def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
     length_B1 = jnp.max(positions_BT, axis=1, keepdims=True) + 1
     frequency_BR, attention_factor = _frequencies(config, length_B1)
     angle_BTR = positions_BT.astype(jnp.float32)[:, :, None] * frequency_BR[:, None, :]
-    return jnp.cos(angle_BTR) * attention_factor, jnp.sin(angle_BTR) * attention_factor
+    rope = jnp.cos(angle_BTR) * attention_factor, jnp.sin(angle_BTR) * attention_factor
+    if config.rope_local_base_freq is None:
+        return rope
+    own = replace(config, rope_theta=config.rope_local_base_freq, rope_scaling=None)
+    return (*rope, *rope_table(replace(own, rope_local_base_freq=None), positions_BT))
+
+
+def layer_rope(rope: Rope, is_local: bool | jax.Array | None) -> Rope:
+    """The (cos, sin) of a layer: of several tables, those of its kind."""
+    if len(rope) == 2:
+        return rope
+    full, local = rope[:2], rope[2:]
+    if isinstance(is_local, jax.Array):
+        return jax.tree.map(lambda a, b: jnp.where(is_local, b, a), full, local)
+    return local if is_local else full
 
 
 def apply_rope(x_BTNH: jax.Array, rope: Rope) -> jax.Array:
@@ -105,7 +123,7 @@ def _scaling(config: ModelConfig) -> Mapping[str, Any]:
 
 def _plain_frequencies(config: ModelConfig) -> np.ndarray:
     """theta^(-2r / H) for r in 0..R-1, [R] float64, radians a token."""
-    return config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    return config.rope_theta ** -(np.arange(0, config.rotary_dim, 2) / config.rotary_dim)
 
 
 def _original_length(config: ModelConfig) -> int:

@@ -129,12 +129,14 @@ class Vocabulary:
         dhead_VD: Array | None,
     ) -> tuple[Array, Any, Any]:
         first_row = _first_row(head_VD)
+        members = lax.axis_size("pp") * lax.axis_size("tp")
+        padded = self.vocab_size < members * head_VD.shape[0]
         return cross_entropy(
             y_BTD.reshape(-1, y_BTD.shape[-1]),
             head_VD,
             labels_BT.reshape(-1) - first_row,
             weights_BT.reshape(-1),
-            self.vocab_size - first_row,
+            self.vocab_size - first_row if padded else None,
             compute_dtype=self.compute_dtype,
             shards=VocabularyShards(
                 max=lambda x: lax.pmax(x, _MEMBERS), sum=lambda x: lax.psum(x, _MEMBERS)
