@@ -39,11 +39,12 @@ def cross_entropy(
     """Sum of `weights * -log softmax(x @ head.T)[labels]`, and its gradients by x and head.
 
     `labels` count from this shard's first row (others' labels lie outside [0, V)); rows from
-    `num_rows` on are padding and get no probability; None says that there are none. Gradients are made where `dhead`, to which
-    the head's is added, is given; they are of this shard's logits alone, so summing dx over the
-    shards is the caller's part. Returns (loss, dx_ND, dhead_VD), None for what is not made, loss
-    and dx in fp32. Statistics are fp32; the exponentials are rounded to the dtype of the products
-    once, unnormalised, so that rounding cannot unbalance their sum.
+    `num_rows` on are padding and get no probability; None says that there are none. Gradients are
+    made where `dhead`, to which the head's is added, is given; they are of this shard's logits
+    alone, so summing dx over the shards is the caller's part. Returns (loss, dx_ND, dhead_VD), None
+    for what is not made, loss and dx in fp32. Statistics are fp32; the exponentials are
+    rounded to the dtype of the products once, unnormalised, so that rounding cannot unbalance
+    their sum.
     """
     times = partial(product, compute_dtype=compute_dtype)
     dtype = multiplied_dtype(compute_dtype)
