@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+from jaxdist.config.errors import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.continuation import Continuation, logprobs_by_id
 from jaxdist.inference.engine_options import EngineOptions
@@ -305,6 +306,10 @@ class Engine:
 
     def _check(self, params: SamplingParams) -> None:
         """RequestError where the parameters do not suit this model."""
+        try:
+            params.check_against(self.runner.vocab_size)
+        except UsageError as error:  # its message begins with the field
+            raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from None
         if self.tokenizer is None:
             for name in ("stop", "bad_words", "structured"):
                 if getattr(params, name):
