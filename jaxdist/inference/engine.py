@@ -171,7 +171,7 @@ class Engine:
         if params.structured is not None and pooling is None:
             from jaxdist.inference import grammar as grammars
 
-            grammar = grammars.compile(params.structured, self.tokenizer)
+            grammar = grammars.compile(params.structured, self.tokenizer, sorted(self.eos_ids))
         seed = self._seeds.getrandbits(31) if params.seed is None else params.seed
         seeds = [child_seed(seed, i) for i in range(1 if pooling else params.n)]
         return Prepared(
