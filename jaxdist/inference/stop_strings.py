@@ -14,6 +14,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, include: bool = False):
         self._stops = [stop for stop in stops if stop]
+        self._begins = tuple({stop[:n] for stop in self._stops for n in range(1, len(stop))})
         self._include = include
         self._waiting = ""
 
@@ -55,6 +56,8 @@ class StopStrings:
     def _unfinished(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop text."""
         longest = 0
+        if not text.endswith(self._begins):  # as for most tokens
+            return 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
                 if text.endswith(stop[:length]):
