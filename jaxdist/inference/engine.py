@@ -22,7 +22,7 @@ from jaxdist.inference.guide import Guide, bad_word_ids
 from jaxdist.inference.outputs import Logprobs, RequestMetrics, RequestOutput
 from jaxdist.inference.replica import Replica
 from jaxdist.inference.request import Request, Status, resolve_max_tokens, whole_ids
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
 from jaxdist.inference.scheduler import Scheduler, Step
 from jaxdist.inference.speculation import NgramIndex
 from jaxdist.inference.stats import BlockMap, Counters, EngineStats, ReplicaStats
@@ -167,11 +167,7 @@ class Engine:
             capacity=self.capacity,
         )
         self._check(params)
-        grammar = None
-        if params.structured is not None and pooling is None:
-            from jaxdist.inference import grammar as grammars
-
-            grammar = grammars.compile(params.structured, self.tokenizer, sorted(self.eos_ids))
+        structured = params.structured if pooling is None else None
         seed = self._seeds.getrandbits(31) if params.seed is None else params.seed
         seeds = [child_seed(seed, i) for i in range(1 if pooling else params.n)]
         return Prepared(
@@ -183,7 +179,7 @@ class Engine:
             pooling=pooling,
             priority=priority,
             salt=cache_salt,
-            grammar=grammar,
+            grammar=None if structured is None else self._compile(structured),
             bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
             stream=stream,
         )
@@ -317,6 +313,15 @@ class Engine:
                         f"{name} needs a tokenizer, and this model has none; leave it out",
                         param=name,
                     )
+
+    def _compile(self, structured: StructuredOutput) -> Any:
+        # Only loaded where it is asked for: its library is an extra.
+        from jaxdist.inference.grammar import compile as compile_grammar
+
+        try:
+            return compile_grammar(structured, self.tokenizer, sorted(self.eos_ids))
+        except UsageError as error:
+            raise RequestError(str(error), param="structured") from None
 
     def _guide(self, prepared: Prepared) -> Guide | None:
         """What the host has to say about the tokens of a continuation."""

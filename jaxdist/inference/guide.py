@@ -58,10 +58,11 @@ class Guide:
         most_drafts: int = 0,
     ):
         self._matcher, self._ngrams, self._most_drafts = matcher, ngrams, most_drafts
+        self._num_words = -(-vocab_size // 32)
         self._endings: dict[int, list[tuple[int, ...]]] = {}  # banned last token: those before it
         self._allowed: np.ndarray | None = None
         if bad_words:
-            self._allowed = np.full(-(-vocab_size // 32), _ALL)
+            self._allowed = np.full(self._num_words, _ALL)
             for *before, last in bad_words:
                 if before:
                     self._endings.setdefault(last, []).append(tuple(before))
@@ -97,10 +98,10 @@ class Guide:
         masks = None
         if self._matcher is not None:
             masks, num_allowed = self._matcher.masks(drafts)
+            drafts = drafts[:num_allowed]
+            masks = masks[: len(drafts) + 1, : self._num_words]
             if not masks[0].any():
                 return None
-            drafts = drafts[:num_allowed]
-            masks = masks[: len(drafts) + 1]
         if self._allowed is not None:
             allowed = np.tile(self._allowed, (len(drafts) + 1, 1))
             self._ban_endings(allowed, [*tokens[num_prompt:], *drafts])
