@@ -57,6 +57,12 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
         )
 
 
+def check_model_on_mesh(model: ModelConfig, mesh: MeshShape) -> None:
+    """Refuse a mesh that the model's heads, MLP and layers do not divide over."""
+    _check_tensor_parallel(model, mesh.tp)
+    _check_pipeline(model, mesh.pp)
+
+
 def fitting_tp(model: ModelConfig) -> list[int]:
     """Tensor-parallel degrees that the model's heads and MLP divide over.
 

@@ -1,0 +1,299 @@
+"""The device's side of the engine: weights, pool and programs; `step.py: Runner` says what it does.
+
+A step's rows become a few launches of padded shapes (`launches.py`); all that a launch must know is
+one int32 array. Nothing here blocks until `wait` fetches the results.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdist.config import MeshShape, ModelConfig
+from jaxdist.inference import kv_pool
+from jaxdist.inference.after_forward import TOP, hidden_states, prompt_logprobs, sample_step
+from jaxdist.inference.buckets import Buckets, Shape
+from jaxdist.inference.compilations import num_compilations
+from jaxdist.inference.forward import Forward
+from jaxdist.inference.launches import Launch, Launches, Piece
+from jaxdist.inference.placement import Load, place
+from jaxdist.inference.row_results import Found
+from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.inference.sampler import Logprobs, Sampled
+from jaxdist.inference.sampler_state import empty_state, is_plain, slot_state, start_slot
+from jaxdist.inference.step import NewSequence, Row, RowResult
+from jaxdist.parallel.mesh import make_mesh
+
+ALL = 0xFFFFFFFF  # a word of masks that allows everything
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """A launch and its results on the device, by number of the piece where only some have them."""
+
+    launch: Launch
+    sampled: Sampled | None
+    prompt_logprobs: Mapping[int, Logprobs]
+    hidden: Mapping[int, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A step on its way, as `wait` takes it."""
+
+    rows: Sequence[Row]
+    sequences: Sequence[NewSequence]  # of the rows
+    running: Sequence[_Running]
+
+
+class ModelRunner:
+    """`Runner` for a model on a mesh.
+
+    Attributes:
+        pool: How large the KV pool is, and why.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        load: Load,
+        *,
+        mesh: MeshShape,
+        options: RunnerOptions,
+        vocab_size: int | None = None,
+        eos_ids: Collection[int] = (),
+    ):
+        """Reads the weights and makes the pool. Compile with `warm_up.warm_up`, or as it comes.
+
+        Args:
+            config: The model's shape.
+            load: Takes an abstract model to its parameters, such as `ModelSource.parameters`.
+            mesh: Replicas, stages and tensor parallelism.
+            options: Sizes and dtypes.
+            vocab_size: Ids that may be sampled, where the tokenizer has fewer than the model.
+            eos_ids: Tokens that are not sampled before `min_tokens`.
+        """
+        options.check(config, mesh)
+        self.mesh = make_mesh(mesh)
+        self.block_size = options.block_size
+        self.num_replicas = mesh.dp
+        self.max_num_seqs = options.max_num_seqs
+        self.max_model_len = options.model_len(config)
+        self.max_row_tokens = min(options.max_row_tokens, self.max_model_len)
+        self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
+        weights = place(config, load, self.mesh, options.dtype)
+        self.config = weights.config
+        self.pool = kv_pool.decide(config, self.mesh, options)
+        self.num_blocks = self.pool.num_blocks
+        self._eos_ids = sorted(eos_ids)
+        self._slots = options.max_num_seqs // mesh.dp  # of a replica
+        self.buckets = Buckets(
+            max_rows=self._slots,
+            max_drafts=options.max_drafts,
+            max_tokens=self.max_row_tokens,
+            max_width=-(-self.max_model_len // options.block_size),
+        )
+        self._launches = Launches(
+            buckets=self.buckets, num_replicas=self.num_replicas, num_slots=self._slots
+        )
+        self._arrays = weights.arrays
+        self._forward = Forward(
+            weights=weights,
+            mesh=self.mesh,
+            compute_dtype=jnp.dtype(options.dtype),
+            kv_dtype=kv_pool.kv_dtype(options),
+        )
+        self._programs: dict[Shape, Callable] = {}
+        self._by_replica = NamedSharding(self.mesh, P("dp"))
+        with jax.set_mesh(self.mesh):
+            self._rope = self._forward.rope(self.max_model_len)
+            self._pages = kv_pool.make(config, self.mesh, options, self.num_blocks)
+            self._state = jax.device_put(
+                empty_state(self.max_num_seqs, config.vocab_size), self._by_replica
+            )
+            self._start_slot = jax.jit(start_slot, donate_argnums=0, out_shardings=self._by_replica)
+        self._score = jax.jit(
+            partial(prompt_logprobs, ctx=self._forward.context, vocab_size=self.vocab_size)
+        )
+        self._num_words = -(-self.vocab_size // 32)
+        self._sequences: dict[int, NewSequence] = {}
+        self._sums: dict[int, np.ndarray] = {}  # of hidden states, by slot, for their mean
+        self._warm_compilations = num_compilations()
+        self._tokens = self._padded_tokens = 0
+
+    def start(self, slot: int, sequence: NewSequence) -> None:
+        """A sequence takes a free slot."""
+        self._sequences[slot] = sequence
+        self._sums.pop(slot, None)
+        if sequence.pooling is None:
+            self.write_slot(slot, sequence)
+
+    def stop(self, slot: int) -> None:
+        """The slot is free again."""
+        del self._sequences[slot]
+
+    def launch(self, rows: Sequence[Row]) -> Launched:
+        """Start a step; does not wait for the device."""
+        launches = self._launches.of(rows, self._is_whole)
+        return Launched(
+            rows=rows,
+            sequences=[self._sequences[row.slot] for row in rows],
+            running=[self._run(launch, rows) for launch in launches],
+        )
+
+    def wait(self, launched: Launched) -> list[RowResult]:
+        """Results of a step, one a row."""
+        found = [Found() for _ in launched.rows]
+        for running in launched.running:
+            sampled, prompts, hidden = jax.device_get(
+                (running.sampled, running.prompt_logprobs, running.hidden)
+            )
+            for index, piece in enumerate(running.launch.pieces):
+                params = launched.sequences[piece.row].params
+                own = found[piece.row]
+                if piece.samples:
+                    own.take_sampled(sampled, running.launch.places[index], params.logprobs)
+                if index in prompts:
+                    count = self._num_scored(launched, piece)
+                    own.take_prompt(prompts[index], count, params.prompt_logprobs)
+                if index in hidden:
+                    own.hidden.append(hidden[index][: piece.count])
+        return [
+            RowResult(
+                token_ids=own.token_ids,
+                logprobs=own.logprobs,
+                prompt_logprobs=own.prompt_logprobs,
+                hidden=self._pooled(own, row, sequence),
+            )
+            for own, row, sequence in zip(found, launched.rows, launched.sequences, strict=True)
+        ]
+
+    def stats(self) -> Mapping[str, float]:
+        """Compilations since the warm-up, and the share of computed tokens that was padding."""
+        padded = self._padded_tokens
+        return {
+            "num_compilations": num_compilations() - self._warm_compilations,
+            "padding_ratio": 1 - self._tokens / padded if padded else 0.0,
+        }
+
+    def is_warm(self) -> None:
+        """From now on compilations count."""
+        self._warm_compilations = num_compilations()
+
+    def run(
+        self,
+        launch: Launch,
+        masks: np.ndarray | None = None,
+        *,
+        samples: bool = True,
+        plain: bool = True,
+        logprobs: bool = False,
+    ) -> tuple[Array, Sampled | None]:
+        """Start one launch; the residual stream's end [D * B, T, E], and what it samples."""
+        shape = launch.shape
+        packed = jax.device_put(launch.packed, self._by_replica)
+        logits, x, sampler_rows, self._pages = self._program(shape)(
+            self._arrays, self._rope, self._pages, self._state.last, packed
+        )
+        if not samples:
+            return x, None
+        if not plain and masks is None:  # one program for both
+            masks = np.full((len(launch.packed), shape.scored, self._num_words), ALL, np.uint32)
+        if masks is not None:
+            masks = jax.device_put(masks, self._by_replica)
+        sampled, self._state = sample_step(
+            logits,
+            self._state,
+            sampler_rows,
+            masks,
+            mesh=self.mesh,
+            vocab_size=self.vocab_size,
+            plain=plain,
+            top=TOP if logprobs else None,
+        )
+        return x, sampled
+
+    def _run(self, launch: Launch, rows: Sequence[Row]) -> _Running:
+        sequences = [self._sequences[rows[piece.row].slot] for piece in launch.pieces]
+        sampling = [s.params for s, p in zip(sequences, launch.pieces, strict=True) if p.samples]
+        masks = launch.masks(rows, self._num_words)
+        self._tokens += sum(piece.count for piece in launch.pieces)
+        self._padded_tokens += len(launch.packed) * launch.shape.queries
+        with jax.set_mesh(self.mesh):
+            x, sampled = self.run(
+                launch,
+                masks,
+                samples=bool(sampling),
+                plain=masks is None and all(map(is_plain, sampling)),
+                logprobs=any(params.logprobs is not None for params in sampling),
+            )
+            logprobs, hidden = {}, {}
+            for index, (piece, sequence) in enumerate(zip(launch.pieces, sequences, strict=True)):
+                row, place = rows[piece.row], launch.places[index]
+                if sequence.pooling is not None:
+                    hidden[index] = self.hidden(x, place)
+                elif self._is_whole(row):
+                    first = row.position + piece.first + 1
+                    logprobs[index] = self.score(x, place, sequence.prompt_ids[first:])
+        return _Running(launch=launch, sampled=sampled, prompt_logprobs=logprobs, hidden=hidden)
+
+    def score(self, x: Array, place: int, next_tokens: Sequence[int]) -> Logprobs:
+        """Log-probabilities of the tokens that follow those of row `place`, of x's queries."""
+        tokens = np.zeros(x.shape[1], np.int32)
+        tokens[: len(next_tokens)] = next_tokens[: len(tokens)]
+        return self._score(self._arrays[0], x, np.int32(place), tokens)
+
+    def hidden(self, x: Array, place: int) -> Array:
+        """Hidden states of row `place` after the final norm, [T, E] fp32."""
+        return hidden_states(self._arrays[0].norm, x, np.int32(place))
+
+    def write_slot(self, slot: int, sequence: NewSequence) -> None:
+        """Put a sequence's parameters and history on the device."""
+        one = slot_state(
+            sequence.params,
+            sequence.prompt_ids,
+            sequence.output_ids,
+            eos_ids=self._eos_ids,
+            vocab_size=self.vocab_size,
+            num_columns=self.config.vocab_size,
+        )
+        with jax.set_mesh(self.mesh):
+            self._state = self._start_slot(self._state, np.int32(slot), one)
+
+    def _is_whole(self, row: Row) -> bool:
+        """Whether something is told of each of the row's tokens: as a prompt's part."""
+        sequence = self._sequences[row.slot]
+        wanted = sequence.pooling is None and sequence.params.prompt_logprobs is not None
+        return sequence.pooling is not None or (
+            wanted and row.position + 1 < len(sequence.prompt_ids)
+        )
+
+    def _num_scored(self, launched: Launched, piece: Piece) -> int:
+        """Tokens of a piece that have a successor in the prompt."""
+        prompt = launched.sequences[piece.row].prompt_ids
+        first = launched.rows[piece.row].position + piece.first
+        return max(0, min(piece.count, len(prompt) - 1 - first))
+
+    def _pooled(self, found: Found, row: Row, sequence: NewSequence) -> np.ndarray | None:
+        """The sequence's embedding once its prompt is complete; chunks are summed till then."""
+        if sequence.pooling is None:
+            return None
+        states = np.concatenate(found.hidden)
+        total = self._sums.pop(row.slot, 0.0) + states.sum(axis=0, dtype=np.float64)
+        if row.position + len(row.token_ids) < len(sequence.prompt_ids):
+            self._sums[row.slot] = total
+            return None
+        if sequence.pooling == "last":
+            return states[-1]
+        return (total / len(sequence.prompt_ids)).astype(np.float32)
+
+    def _program(self, shape: Shape) -> Callable:
+        if shape not in self._programs:
+            self._programs[shape] = jax.jit(self._forward.program(shape), donate_argnums=2)
+        return self._programs[shape]

@@ -1,0 +1,90 @@
+"""Weights on the mesh of a server: straight into shards, one array a layer.
+
+Layers are unrolled in serving, since a scan over a stack of bf16 weights widens the whole stack at
+each step on the CPU. Each array of a layer keeps a leading dim of the stages, so that one program
+serves them all. The tables of embedding and head are over tp alone: every stage has them.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
+from jaxdist.models.transformer import Transformer
+from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
+
+Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings of its argument
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A model's arrays and their specs; both trees are `(model without layers, [Block, ...])`.
+
+    The leaves of entry l of the list are [S, ...]: layer l of each of the S stages.
+    """
+
+    config: ModelConfig
+    rules: Rules
+    arrays: Any
+    specs: Any
+
+
+def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
+    """Read the weights into shards on `mesh`."""
+    shape = MeshShape(**mesh.shape)
+    # The rows of the tables are divided over tp; `load` fills what is beyond the vocabulary.
+    config = replace(config, vocab_multiple=math.lcm(config.vocab_multiple, shape.tp))
+    rules = Rules.of(config, ParallelConfig(zero=0), shape)
+    rules = replace(rules, table=rules.table | {"vocab": "tp"})
+    like = jax.eval_shape(
+        lambda key: Transformer(config, key=key, param_dtype=jnp.dtype(dtype)), jax.random.key(0)
+    )
+    specs = parameter_specs(layouts(like, rules), zero=0)
+    like = jax.tree.map(
+        lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+        like,
+        shardings(mesh, specs),
+    )
+    model = load(like)
+    rest = without_layers(model)
+    leaves, structure = jax.tree.flatten(model.layers)
+    del model  # each stack is freed as soon as it is cut
+    num_layers = config.num_hidden_layers // shape.pp
+    pieces = _cut(leaves, shape.pp, num_layers)
+    layer_specs = jax.tree.map(lambda spec: P("pp", *spec[1:]), specs.layers)
+    return Weights(
+        config=config,
+        rules=rules,
+        arrays=(rest, [jax.tree.unflatten(structure, layer) for layer in pieces]),
+        specs=(without_layers(specs), [layer_specs] * num_layers),
+    )
+
+
+def without_layers(model: Transformer) -> Transformer:
+    """The same model object's other half: embedding, final norm, head."""
+    other = copy.copy(model)
+    other.layers = None
+    return other
+
+
+def _cut(leaves: list[jax.Array], num_stages: int, num_layers: int) -> list[list[jax.Array]]:
+    """Stacks [S * L, ...], which are used up, as L lists of leaves [S, ...]."""
+    layers: list[list[jax.Array]] = [[] for _ in range(num_layers)]
+    while leaves:
+        stack = leaves.pop(0)
+
+        def cut(stack: jax.Array) -> list[jax.Array]:
+            stack = stack.reshape(num_stages, num_layers, *stack.shape[1:])
+            return [stack[:, layer] for layer in range(num_layers)]
+
+        shardings = [stack.sharding] * num_layers
+        for layer, leaf in zip(layers, jax.jit(cut, out_shardings=shardings)(stack), strict=True):
+            layer.append(leaf)
+    return layers

@@ -1,0 +1,318 @@
+"""Paged == dense == training logits, for every mesh; and after the warm-up nothing is compiled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdist.config import MeshShape, UsageError
+from jaxdist.inference.model_runner import ModelRunner
+from jaxdist.inference.naive import Sampling, generate
+from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.step import PENDING, NewSequence, Row, RowResult
+from jaxdist.inference.warm_up import programs, warm_up
+from jaxdist.models import Transformer, default_context
+from jaxdist.ops.rope import rope_table
+
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+SCORED = SamplingParams(temperature=0.0, seed=0, logprobs=3, prompt_logprobs=2)
+PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)), [7, 7], [9] * 33)
+NUM_TOKENS = 7
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 64,
+}
+
+
+class Host:
+    """A scheduler's part in small: blocks in any order, sequences driven step by step."""
+
+    def __init__(self, runner: ModelRunner, rng: np.random.Generator):
+        self.runner, self.rng = runner, rng
+        share = runner.max_num_seqs // runner.num_replicas
+        self.free = [
+            rng.permutation(np.arange(1, runner.num_blocks)).tolist()
+            for _ in range(runner.num_replicas)
+        ]
+        self.replica = [slot // share for slot in range(runner.max_num_seqs)]
+        self.tables: dict[int, list[int]] = {}
+
+    def start(self, slot: int, prompt: Sequence[int], params=GREEDY, pooling=None) -> None:
+        self.runner.start(slot, NewSequence(prompt_ids=prompt, params=params, pooling=pooling))
+        self.tables[slot] = []
+
+    def stop(self, slot: int) -> None:
+        self.runner.stop(slot)
+        free = self.free[self.replica[slot]]
+        free += self.tables.pop(slot)
+        self.rng.shuffle(free)
+
+    def row(self, slot: int, token_ids: Sequence[int], position: int, **fields: Any) -> Row:
+        table, size = self.tables[slot], self.runner.block_size
+        while len(table) * size < position + len(token_ids):
+            table.append(self.free[self.replica[slot]].pop())
+        return Row(
+            slot=slot, token_ids=token_ids, position=position, block_table=[*table], **fields
+        )
+
+    def step(self, *rows: Row) -> list[RowResult]:
+        return self.runner.wait(self.runner.launch(rows))
+
+
+@pytest.fixture(scope="module")
+def make(model_of):
+    """make(mesh, options..., **model fields) -> (ModelRunner, its model on one device)."""
+
+    def make(mesh: str = "1x1x1", fields: dict | None = None, **options: Any):
+        model = model_of(**{"max_position_embeddings": 64} | (fields or {}))
+        defaults = {"block_size": 4, "num_blocks": 40, "max_num_seqs": 4, "dtype": "float32"}
+        runner = ModelRunner(
+            model.config,
+            lambda like: placed(model, like),
+            mesh=MeshShape.parse(mesh),
+            options=RunnerOptions(**defaults | options),
+        )
+        return runner, model
+
+    return make
+
+
+def placed(model: Transformer, like: Any) -> Any:
+    """The model's arrays with the shardings of `like`, tables padded with zeros."""
+
+    def put(array: jax.Array, struct: jax.ShapeDtypeStruct) -> jax.Array:
+        pads = [(0, n - m) for n, m in zip(struct.shape, array.shape, strict=True)]
+        padded = np.pad(np.asarray(array), pads).astype(struct.dtype)
+        return jax.device_put(padded, struct.sharding)
+
+    leaves = zip(jax.tree.leaves(model), jax.tree.leaves(like), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(like), [put(*pair) for pair in leaves])
+
+
+def serve(host: Host, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Greedy tokens of all prompts together, each step launched before the last one's result."""
+    for slot, prompt in enumerate(prompts):
+        host.start(slot, prompt)
+    out = [
+        list(r.token_ids) for r in host.step(*(host.row(s, p, 0) for s, p in enumerate(prompts)))
+    ]
+    launched = []
+    for i in range(count - 1):
+        rows = [host.row(s, [PENDING], len(p) + i) for s, p in enumerate(prompts)]
+        launched.append(host.runner.launch(rows))
+    for step in launched:
+        for tokens, result in zip(out, host.runner.wait(step), strict=True):
+            tokens += result.token_ids
+    return out
+
+
+def forward(model: Transformer, text: Sequence[int]) -> np.ndarray:
+    """The training model's logits [T, V], computed at one length for all texts."""
+    tokens = np.zeros((1, 64), np.int32)
+    tokens[0, : len(text)] = text
+    positions = np.minimum(np.arange(64), len(text) - 1)[None]
+    return np.asarray(_forward(model, tokens, positions))[0, : len(text)]
+
+
+_forward = jax.jit(Transformer.__call__)
+
+
+def dense(model: Transformer, prompt: Sequence[int], count: int) -> list[int]:
+    """The likeliest tokens by the training model, the whole text again for each."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(forward(model, text)[-1].argmax()))
+    return text[len(prompt) :]
+
+
+SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("1x1x2", "2x1x1", "1x2x1")]
+
+
+@pytest.mark.parametrize("mesh", ["1x1x1", "2x2x2", "1x1x4", *SLOW])
+def test_every_mesh_serves_what_naive_generation_gives(mesh, make):
+    runner, model = make(mesh)
+    texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)
+    assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    if mesh == "1x1x1":
+        assert texts[0] == list(generate(model, PROMPTS[0], Sampling(max_tokens=NUM_TOKENS)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"sliding_window": 5, "qk_norm": True, "qkv_bias": True}, id="window"),
+        pytest.param(
+            {"rope_scaling": LONGROPE, "tie_word_embeddings": True},
+            id="longrope",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_every_kind_of_model_is_served(fields, make):
+    runner, model = make(fields=fields)
+    texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)
+    assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("mesh", ["1x1x1", pytest.param("2x2x2", marks=pytest.mark.slow)])
+def test_chunks_give_the_training_models_probabilities(mesh, make):
+    runner, model = make(mesh)
+    host, text = Host(runner, np.random.default_rng(2)), PROMPTS[1]
+    expected = np.asarray(jax.nn.log_softmax(forward(model, text)))
+    host.start(3, text, SCORED)
+    found, position = [], 0
+    for count in (1, 2, 35, 11):
+        chunk = text[position : position + count]
+        is_last = position + count == len(text)
+        (result,) = host.step(host.row(3, chunk, position, sample=is_last))
+        found += result.prompt_logprobs or []
+        position += count
+    assert result.token_ids == [expected[-1].argmax()]
+    assert len(found) == len(text) - 1
+    for entry, row, token in zip(found, expected, text[1:], strict=False):
+        np.testing.assert_allclose(entry.chosen, row[token], atol=2e-4)
+        assert entry.rank == 1 + np.sum(row > row[token])
+        assert list(entry.top_ids) == np.argsort(-row)[:2].tolist()
+    (sampled,) = result.logprobs
+    np.testing.assert_allclose(sampled.top_logprobs, np.sort(expected[-1])[::-1][:3], atol=2e-4)
+
+
+def test_guesses_change_nothing_and_right_ones_are_kept(make):
+    runner, model = make(max_drafts=3)
+    host, prompt = Host(runner, np.random.default_rng(3)), PROMPTS[0]
+    text = dense(model, prompt, 12)
+    host.start(0, prompt)
+    (first,) = host.step(host.row(0, prompt, 0))
+    out = list(first.token_ids)
+    for right in (3, 0, 2, 1):
+        drafts = text[len(out) : len(out) + 3]
+        drafts[right:] = [(token + 1) % 61 for token in drafts[right:]]
+        row = host.row(0, [out[-1], *drafts], len(prompt) + len(out) - 1, num_drafts=len(drafts))
+        (result,) = host.step(row)
+        assert len(result.token_ids) == right + 1
+        out += result.token_ids
+    assert out == text[: len(out)]
+    # A recomputed sequence: old tokens and guesses in one row.
+    host.stop(0)
+    host.start(0, prompt)
+    row = host.row(0, [*prompt, *out[:8]], 0, num_drafts=2)
+    (result,) = host.step(row)
+    assert result.token_ids == out[6:9]
+
+
+def test_embeddings_are_hidden_states_after_the_final_norm(make):
+    runner, model = make("2x1x1")
+    host, text = Host(runner, np.random.default_rng(4)), PROMPTS[1]
+    hidden = hidden_states(model, text)
+    for slot, pooling, expected in ((0, "mean", hidden.mean(0)), (3, "last", hidden[-1])):
+        host.start(slot, text, pooling=pooling)
+        (first,) = host.step(host.row(slot, text[:40], 0, sample=False))
+        assert first.hidden is None
+        (last,) = host.step(host.row(slot, text[40:], 40, sample=False))
+        np.testing.assert_allclose(last.hidden, expected, atol=2e-4)
+
+
+def hidden_states(model: Transformer, text: Sequence[int]) -> np.ndarray:
+    """By the training model, [T, E]: its logits with the head replaced by the identity."""
+    ctx = default_context(model.config)
+    x = model.embed(jnp.array([text]), ctx)
+    x, _ = model.apply_layers(x, rope_table(model.config, jnp.arange(len(text))[None]), ctx)
+    return np.asarray(model.norm(x)[0])
+
+
+def test_nothing_is_compiled_after_the_warm_up(make):
+    runner, _ = make("2x1x1", max_drafts=2, num_blocks=80)
+    seen = []
+    count = warm_up(runner, lambda done, total, name: seen.append((done, total)))
+    assert seen == [(n, count) for n in range(count + 1)]
+    assert count == len(programs(runner))
+    rng = np.random.default_rng(5)
+    host = Host(runner, rng)
+    kinds = [
+        GREEDY,
+        SCORED,
+        SamplingParams(temperature=0.7, top_k=5, seed=3),
+        SamplingParams(temperature=0.7, presence_penalty=0.5, seed=3, logprobs=20),
+    ]
+    for _ in range(40):
+        length, slots = rng.integers(1, 40), rng.permutation(4)[: rng.integers(1, 5)]
+        rows, nexts = [], []
+        for slot in map(int, slots):
+            prompt = rng.integers(0, 61, length + slot).tolist()
+            params = kinds[rng.integers(len(kinds))]
+            pooling = "mean" if rng.random() < 0.1 else None
+            host.start(slot, prompt, params, pooling)
+            rows.append(host.row(slot, prompt, 0, sample=pooling is None))
+            if pooling is not None:
+                continue
+            masks = None
+            if rng.random() < 0.3:
+                masks = rng.integers(0, 2**32, (3, 2), dtype=np.uint32)
+            nexts.append(host.row(slot, [1, 2, 3], len(prompt), num_drafts=2, masks=masks))
+        host.step(*rows)
+        if nexts:
+            host.step(*nexts)
+        for slot in map(int, slots):
+            host.stop(slot)
+    stats = runner.stats()
+    assert stats["num_compilations"] == 0
+    assert 0 < stats["padding_ratio"] < 1
+
+
+@pytest.mark.parametrize(
+    ("mesh", "fields", "options", "message"),
+    [
+        ("1x1x3", {}, {}, "num_attention_heads=4 is not divisible by tp=3; choose tp from 1, 2, 4"),
+        ("1x3x1", {}, {}, "num_hidden_layers=2 is not divisible by pp=3; choose pp from 1, 2"),
+        ("3x1x1", {}, {}, "max-num-seqs=4 is not divisible by dp=3.*choose 6"),
+        ("1x1x1", {}, {"max_model_len": 65}, "longer than the model's context of 64"),
+        (
+            "1x1x1",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            {"max_model_len": 65},
+            "longer than the 64 tokens after which dynamic changes the rotation",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(mesh, fields, options, message, make):
+    with pytest.raises(UsageError, match=message):
+        make(mesh, fields, **options)
+
+
+def test_the_pool_is_sized_by_the_memory_that_is_free(make):
+    runner, _ = make(num_blocks=None, memory_fraction=0.5)
+    # More than two times what four sequences of 64 tokens need is of no use.
+    assert runner.num_blocks == 1 + 2 * 16 * 4
+    assert "128 blocks of 4 tokens (512 tokens a replica)" in str(runner.pool)
+
+
+def test_a_prime_vocabulary_is_divided_and_its_padding_never_sampled(make):
+    runner, model = make("1x2x4", {"vocab_size": 61, "vocab_multiple": 1}, max_num_seqs=2)
+    assert runner.config.padded_vocab_size == 64
+    host = Host(runner, np.random.default_rng(6))
+    (text,) = serve(host, PROMPTS[:1], NUM_TOKENS)
+    assert text == dense(model, PROMPTS[0], NUM_TOKENS)
+    loud = SamplingParams(temperature=100.0, seed=1)
+    host.start(1, [5], loud)
+    host.step(host.row(1, [5], 0))
+    drawn = [host.step(host.row(1, [PENDING], 1 + i))[0].token_ids[0] for i in range(30)]
+    assert max(drawn) < 61 and len(set(drawn)) > 15
+
+
+def test_what_is_not_finite_stays_with_its_sequence(make):
+    runner, model = make(num_blocks=17)
+    host = Host(runner, np.random.default_rng(7))
+    rest, layers = runner._arrays
+    poisoned = jax.tree.map(lambda a: a, rest)
+    poisoned.embed_tokens = rest.embed_tokens.replace(rest.embed_tokens[...].at[60].set(np.inf))
+    runner._arrays = poisoned, layers
+    host.start(0, [60] * 60)
+    host.step(host.row(0, [60] * 60, 0))
+    host.stop(0)
+    assert serve(host, PROMPTS[:1], 2) == [dense(model, PROMPTS[0], 2)]
