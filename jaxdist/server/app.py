@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from jaxdist import __version__
 from jaxdist.inference.errors import EngineError
@@ -224,6 +225,11 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
 
 class _Page(StaticFiles):
     """The page's files; nothing from elsewhere is loaded by them."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(404)
+        return await super().get_response(path, scope)
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)

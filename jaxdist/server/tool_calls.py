@@ -57,7 +57,7 @@ class ObjectScanner:
             return self._keep(char)
         self._in_string = char == '"'
         self._depth += (char in "{[") - (char in "}]")
-        if self._depth == 1 and char == "{" and len(self.text.lstrip()) == 1:
+        if len(self.text.lstrip()) <= (char == "{"):  # before the first brace, or that one
             return None
         if self._depth == 1 and char == ":" and not self._in_value:
             self._key, self._part, self._in_value = _parsed(self._part), [], True

@@ -115,13 +115,15 @@ def _call(tool: Tool, strict: bool = True) -> dict[str, Any]:
 
 
 def _free_or_call(tools: Sequence[Tool], several: bool) -> str:
-    """A grammar (Lark) of free text followed by calls."""
-    calls = {"anyOf": [_call(tool, bool(tool.function.strict)) for tool in tools]}
+    """A grammar (Lark, as llguidance reads it) of free text that may end with calls."""
+    call = {"anyOf": [_call(tool, bool(tool.function.strict)) for tool in tools]}
     return "\n".join(
         [
-            f"start: TEXT ({'call+' if several else 'call'})?",
-            f'call: "{BEGIN}\\n" object "\\n{END}" /\\s*/',
-            f"object: %json {json.dumps(calls)}",
+            f"start: TEXT | first object END {'(next object END)*' if several else ''}",
+            f"first[lazy]: /(?s:.*){BEGIN}\\n/",
+            f"next: /\\s*{BEGIN}\\n/",
+            f'END: "\\n{END}"',
+            f"object: %json {json.dumps(call)}",
             f"TEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/",
         ]
     )

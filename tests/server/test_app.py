@@ -1,0 +1,214 @@
+"""The routes over a runner without a device: OpenAI's shapes, streamed as whole, and usage."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+USER = [{"role": "user", "content": "hi"}]
+CHAT = {"messages": USER, "max_tokens": 12, "seed": 5}
+
+
+def chunks(server, path, body):
+    events = server.events(path, body)
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def test_a_chat_is_answered(server):
+    answer = server.post("/v1/chat/completions", CHAT).json()
+    assert answer["object"] == "chat.completion" and answer["model"] == "small"
+    (choice,) = answer["choices"]
+    assert choice["message"]["role"] == "assistant" and choice["message"]["refusal"] is None
+    assert choice["finish_reason"] in ("stop", "length") and choice["logprobs"] is None
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_is_the_whole_answer_in_pieces(server, n):
+    body = CHAT | {"n": n, "logprobs": True, "top_logprobs": 2}
+    whole = server.post("/v1/chat/completions", body).json()
+    told = chunks(
+        server, "/v1/chat/completions", body | {"stream_options": {"include_usage": True}}
+    )
+    assert told[-1]["usage"] == whole["usage"] and told[-1]["choices"] == []
+    assert all(chunk["usage"] is None for chunk in told[:-1])
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in told[:-1] if c["choices"][0]["index"] == choice["index"]]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        text = "".join(piece["delta"].get("content", "") for piece in mine)
+        assert text == choice["message"]["content"]
+        reasons = [p["finish_reason"] for p in mine if p["finish_reason"]]
+        assert reasons == [choice["finish_reason"]]
+        logged = [e for p in mine if p["logprobs"] for e in p["logprobs"]["content"]]
+        assert logged == choice["logprobs"]["content"]
+
+
+def test_usage_counts_a_prompt_once(server):
+    one = server.post("/v1/chat/completions", CHAT).json()["usage"]
+    three = server.post("/v1/chat/completions", CHAT | {"n": 3}).json()["usage"]
+    assert three["prompt_tokens"] == one["prompt_tokens"]
+
+
+def test_completions_of_several_prompts(server):
+    body = {"prompt": ["ab", "cd", "ef"], "n": 2, "max_tokens": 5, "seed": 1, "logprobs": 1}
+    whole = server.post("/v1/completions", body).json()
+    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    assert whole["usage"]["prompt_tokens"] == 6
+    told = chunks(server, "/v1/completions", body)
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in told if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in mine) == choice["text"]
+        assert [x for p in mine for x in p["logprobs"]["tokens"]] == choice["logprobs"]["tokens"]
+        offsets = [x for p in mine for x in p["logprobs"]["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_echo_gives_the_prompt_with_its_logprobs(server, max_tokens):
+    body = {
+        "prompt": "abc",
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+    answer = server.post("/v1/completions", body).json()
+    (choice,) = answer["choices"]
+    assert choice["text"].startswith("abc") and len(choice["text"]) <= 3 + max_tokens
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"][:3] == ["a", "b", "c"]
+    assert len(logprobs["tokens"]) == 3 + max_tokens
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert answer["usage"]["completion_tokens"] == max_tokens
+
+
+def test_a_named_tool_is_called(server):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = CHAT | {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function" and call["function"]["name"] == "f"
+    assert choice["message"]["content"] is None
+    told = chunks(server, "/v1/chat/completions", body)
+    calls = [c for t in told for c in t["choices"][0]["delta"].get("tool_calls", ())]
+    assert calls[0]["id"].startswith("call_") and {c["index"] for c in calls} == {0}
+    streamed = "".join(c["function"]["arguments"] for c in calls)
+    assert streamed == call["function"]["arguments"]
+
+
+def test_embeddings_have_length_one(server):
+    body = {"input": ["ab", "cd"], "pooling": "last"}
+    answer = server.post("/v1/embeddings", body).json()
+    vectors = [np.array(item["embedding"]) for item in answer["data"]]
+    np.testing.assert_allclose([np.linalg.norm(v) for v in vectors], 1, rtol=1e-5)
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 0, "total_tokens": 4}
+    packed = server.post("/v1/embeddings", body | {"encoding_format": "base64"}).json()
+    raw = base64.b64decode(packed["data"][1]["embedding"])
+    np.testing.assert_allclose(np.frombuffer(raw, "<f4"), vectors[1], rtol=1e-6)
+    assert server.post("/v1/embeddings", body | {"dimensions": 8}).status_code == 200
+    assert server.post("/v1/embeddings", body | {"dimensions": 5}).status_code == 400
+
+
+def test_text_becomes_ids_and_back(server, tokenizer):
+    told = server.post("/tokenize", {"prompt": "ab<s>", "return_token_strs": True}).json()
+    assert told["tokens"] == tokenizer.encode("ab<s>") and told["count"] == len(told["tokens"])
+    assert "".join(told["token_strs"]) == "ab<s>" and told["max_model_len"] == 512
+    assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "ab<s>"}
+    chat = server.post("/tokenize", {"messages": USER}).json()["tokens"]
+    text = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_models_have_names(server):
+    names = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
+    assert names == ["small", "alias"]
+    assert server.client.get("/v1/models/alias").json()["id"] == "alias"
+    missing = server.client.get("/v1/models/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    assert server.post("/v1/chat/completions", CHAT | {"model": "other"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/completions", {"prompt": "a" * 600}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": ""}, 400, "prompt"),
+        ("/v1/completions", {"prompt": []}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [9999]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "stop": ["x"] * 99}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": "x" * 9999}, 400, "stop"),
+        ("/v1/completions", {"prompt": ["a"] * 999}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "n": 999}, 400, "n"),
+        ("/v1/embeddings", {"input": ""}, 400, "input"),
+        ("/detokenize", {"tokens": [9999]}, 400, "tokens"),
+        ("/v1/nothing", {}, 404, None),
+        ("/health", {}, 405, None),
+    ],
+)
+def test_what_cannot_be_is_refused(server, path, body, status, param):
+    answer = server.post(path, body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["param"] == param and error["message"]
+
+
+def test_a_prompt_that_is_too_long_says_both_numbers(server):
+    error = server.post("/v1/completions", {"prompt": "a" * 600}).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "600" in error["message"] and "512" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"[]", b'{"prompt": NaN}', b'{"prompt": "\\ud83d"}'],
+)
+def test_bodies_that_are_no_json_are_refused(server, raw):
+    answer = server.client.post("/v1/completions", content=raw)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_metrics_have_vllms_names(server):
+    server.post("/v1/chat/completions", CHAT)
+    server.settle()
+    text = server.client.get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    labels = '{engine="0",model_name="small"}'
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert float(values[f"vllm:{name}{labels}"]) == 0
+    for name in ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
+                 "time_to_first_token_seconds_count", "e2e_request_latency_seconds_count",
+                 "inter_token_latency_seconds_count"):  # fmt: skip
+        assert float(values[f"vllm:{name}{labels}"]) > 0
+    assert f"jaxdist:compilations_total{labels}" in values
+    assert f"jaxdist:padding_ratio{labels}" in values
+
+
+def test_the_engine_is_shown(server):
+    server.settle()
+    view = server.client.get("/engine").json()
+    assert view["state"] == "ready" and view["num_running"] == 0
+    (replica,) = view["replicas"]
+    assert sum(count for _, count in replica["blocks"]) == replica["num_blocks"]
+    with server.client.stream("GET", "/engine?stream=true") as answer:
+        line = next(answer.iter_lines())
+    assert json.loads(line.removeprefix("data: "))["state"] == "ready"
+
+
+def test_the_server_tells_how_it_is(server):
+    for path in ("/health", "/ready"):
+        assert server.client.get(path).status_code == 200
+    assert server.client.get("/docs").status_code == 200
+    schema = server.client.get("/openapi.json").json()
+    assert "ChatRequest" in schema["components"]["schemas"]
+    page = server.client.get("/")
+    assert (
+        page.status_code == 200 and "default-src 'self'" in page.headers["content-security-policy"]
+    )

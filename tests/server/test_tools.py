@@ -1,0 +1,112 @@
+"""What models are told of tools, and what they are held to."""
+
+import json
+
+import jsonschema
+import llguidance
+import pytest
+
+from jaxdist.server.protocol import ChatRequest
+from jaxdist.server.tools import ToolUse, describe_tools
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+TIME = {"type": "function", "function": {"name": "time"}}
+
+
+def use(**fields) -> ToolUse:
+    chat = {"messages": [{"role": "user", "content": "a"}], "tools": [WEATHER, TIME]}
+    return ToolUse(ChatRequest.model_validate(chat | fields))
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether llguidance takes the text, byte by byte, to its end."""
+    tokens = [bytes([i]) for i in range(256)] + [b"</s>"]
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(tokens)))
+    matcher = llguidance.LLMatcher(tokenizer, grammar)
+    assert not matcher.get_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+
+
+class _Bytes:
+    def __init__(self, tokens):
+        self.tokens, self.special_token_ids = tokens, [256]
+        self.eos_token_id, self.bos_token_id = 256, None
+
+    def __call__(self, text):
+        return list(text)
+
+
+def test_the_kinds_of_choice():
+    assert use().kind == use(tool_choice="auto").kind == "auto"
+    none = use(tool_choice="none")
+    assert (none.kind, none.told, none.structure()) == (None, [], None)
+    assert use().structure() is None
+    assert use(tool_choice="required").finish_reason == "tool_calls"
+
+
+def test_a_named_tool_is_its_parameters():
+    named = use(tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert named.structure().json == CITY
+    assert (named.name, named.finish_reason) == ("weather", "stop")
+    bare = use(tool_choice={"type": "function", "function": {"name": "time"}}).structure()
+    jsonschema.validate({}, bare.json)
+
+
+@pytest.mark.parametrize(
+    ("calls", "fine"),
+    [
+        ([{"name": "weather", "arguments": {"city": "Rome"}}], True),
+        ([{"name": "time", "arguments": {}}, {"name": "weather", "arguments": {"city": ""}}], True),
+        ([], False),
+        ([{"name": "weather", "arguments": {}}], False),
+        ([{"name": "other", "arguments": {}}], False),
+    ],
+)
+def test_required_tools_are_an_array_of_calls(calls, fine):
+    schema = use(tool_choice="required").structure().json
+    assert jsonschema.Draft202012Validator(schema).is_valid(calls) is fine
+
+
+def test_one_call_where_several_are_not_wanted():
+    schema = use(tool_choice="required", parallel_tool_calls=False).structure().json
+    assert schema["maxItems"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("It is < 5 degrees.", True),
+        ("", True),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', True),
+        ('Yes.<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "weather", "arguments": {"town": "Rome"}}\n</tool_call>', False),
+        ('<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>', False),
+        ("<tool_call>", False),
+    ],
+)
+def test_strict_tools_hold_calls_to_their_parameters(text, fine):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    grammar = use(tools=[strict, TIME]).structure().grammar
+    assert accepts(llguidance.grammar_from("lark", grammar), text) is fine
+
+
+def test_models_whose_templates_know_no_tools_are_told_in_words():
+    call = {"function": {"name": "time", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "noon"},
+    ]
+    told = describe_tools(messages, [TIME])
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert json.dumps(TIME) in told[0]["content"]
+    assert told[2]["content"] == '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+    assert told[3]["content"] == "<tool_response>\nnoon\n</tool_response>"
+    first = describe_tools([{"role": "system", "content": "Be brief."}], [TIME])[0]["content"]
+    assert first.startswith("Be brief.\n\n# Tools")
