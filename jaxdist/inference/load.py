@@ -1,0 +1,77 @@
+"""From an opened model to an engine that serves it."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from jaxdist.config import MeshShape, ModelConfig
+from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
+from jaxdist.inference.engine import Engine
+from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.model_runner import ModelRunner
+from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.inference.warm_up import Progress, warm_up
+
+
+class Source(Protocol):
+    """What is needed of an opened model; `training.model_source.ModelSource` is one."""
+
+    tokenizer: str | None  # as `load_tokenizer` takes it
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        ...
+
+    def parameters(self, like: Any) -> Any:
+        """The parameters in the structure, dtypes and shardings of `like`."""
+        ...
+
+    def companions(self) -> dict[str, bytes]:
+        """The small files that go with it, by name."""
+        ...
+
+
+def eos_ids(files: Mapping[str, bytes], tokenizer: Tokenizer | None) -> list[int]:
+    """All tokens that end a text: the tokenizer's, and those of the generation config."""
+    ids = set() if tokenizer is None or tokenizer.eos_id is None else {tokenizer.eos_id}
+    for name in ("generation_config.json", "config.json"):
+        try:
+            told = json.loads(files.get(name, b"{}")).get("eos_token_id")
+        except (ValueError, AttributeError):
+            continue  # a damaged file ends no text
+        told = told if isinstance(told, list) else [told]
+        ids |= {i for i in told if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
+    return sorted(ids)
+
+
+def load_engine(
+    source: Source,
+    *,
+    mesh: MeshShape,
+    runner_options: RunnerOptions,
+    engine_options: EngineOptions,
+    tokenizer: Tokenizer | None = None,
+    warm: bool = True,
+    progress: Progress | None = None,
+) -> Engine:
+    """Read the weights onto the mesh and compile what the engine runs.
+
+    tokenizer: In place of the model's own. warm: False compiles as it comes, at the first use.
+    progress: Is told of each program. UsageError where model, mesh and options do not go together.
+    """
+    if tokenizer is None and source.tokenizer is not None:
+        tokenizer = load_tokenizer(source.tokenizer)
+    ends = eos_ids(source.companions(), tokenizer)
+    runner = ModelRunner(
+        source.config,
+        source.parameters,
+        mesh=mesh,
+        options=runner_options,
+        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+        eos_ids=ends,
+    )
+    engine = Engine(runner, tokenizer, engine_options, eos_ids=ends)
+    if warm:
+        warm_up(runner, progress)
+    return engine

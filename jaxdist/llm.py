@@ -1,0 +1,194 @@
+"""`jaxdist.LLM`: a model to call from Python, on lists of prompts, as vLLM's."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from jaxdist.config import MeshShape, UsageError
+from jaxdist.config.errors import did_you_mean
+from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
+from jaxdist.inference.engine import Engine
+from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.outputs import RequestOutput
+from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.inference.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """A model on a mesh, ready to continue texts.
+
+    >>> llm = LLM("models/smollm2-135m-instruct.gguf")
+    >>> [output] = llm.generate("Rain is", SamplingParams(max_tokens=20))
+    >>> output.outputs[0].text
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        mesh: str = "1x1x1",
+        tokenizer: str | None = None,
+        warm: bool = False,
+        **options: Any,
+    ):
+        """Reads the model.
+
+        Args:
+            model: A run's folder, a Hugging Face folder, a GGUF file, or a name on the hub.
+            mesh: Replicas x pipeline stages x tensor parallelism.
+            tokenizer: In place of the model's own, as `data.tokenizer`.
+            warm: Compile all before the first prompt, rather than as it comes.
+            options: Fields of RunnerOptions and EngineOptions, such as max_num_seqs.
+
+        Raises UsageError for what cannot work.
+        """
+        runner_options, engine_options = _options(options)
+        shape = MeshShape.parse(mesh)
+        # JAX is loaded here, after the options are known to be right.
+        from jaxdist.inference.load import load_engine
+        from jaxdist.training.model_source import open_model
+
+        source = open_model(model, "model")
+        self._files = source.companions()
+        self.engine: Engine = load_engine(
+            source,
+            mesh=shape,
+            runner_options=runner_options,
+            engine_options=engine_options,
+            tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
+            warm=warm,
+        )
+        self._ids = map(str, count())
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, None where it has none."""
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue the prompts; outputs in their order.
+
+        prompts: One or several: a text, token ids, or a mapping with `prompt` or
+            `prompt_token_ids`.
+        sampling_params: For all, or one for each.
+
+        RequestError where one of them cannot be served; then none is.
+        """
+        several = _prompts(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            each = [sampling_params or SamplingParams()] * len(several)
+        else:
+            each = list(sampling_params)
+        if len(each) != len(several):
+            raise UsageError(
+                f"there are {len(several)} prompts and {len(each)} sampling_params; give one for "
+                "all or one for each"
+            )
+        return self._run([(ids, {"params": p}) for ids, p in zip(several, each, strict=True)])
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer a chat, or a list of chats, by the model's own template.
+
+        messages: Mappings with `role` and `content`, or lists of them.
+        """
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        prompts = asyncio.run(
+            self._render(
+                chats,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+        )
+        return self.generate(prompts, sampling_params)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
+        """The prompts' hidden states, pooled ("mean" or "last"), float32 [hidden_size] each."""
+        if pooling not in ("mean", "last"):
+            raise UsageError(f"pooling={pooling!r} is not one of mean, last")
+        outputs = self._run([(ids, {"pooling": pooling}) for ids in _prompts(prompts)])
+        return [output.embedding for output in outputs if output.embedding is not None]
+
+    def _run(self, requests: Sequence[tuple[str | Sequence[int], dict]]) -> list[RequestOutput]:
+        engine = self.engine
+        prepared = [
+            engine.prepare(next(self._ids), prompt, stream=False, **how) for prompt, how in requests
+        ]
+        last: dict[str, RequestOutput] = {}
+        try:
+            for one in prepared:
+                engine.add(one)
+            while len(last) < len(prepared):
+                last.update((output.request_id, output) for output in engine.step())
+        finally:
+            for one in prepared:
+                engine.abort_request(one.request_id)
+        return [last[one.request_id] for one in prepared]
+
+    async def _render(self, chats: Sequence[Sequence[Any]], **how: bool) -> list[list[int]]:
+        from pydantic import ValidationError
+
+        from jaxdist.server.chat import Chat
+        from jaxdist.server.protocol import Message
+
+        if self.tokenizer is None:
+            raise UsageError("a chat needs a tokenizer, and this model has none")
+        chat = Chat(self.tokenizer, self._files)
+        await chat.start()
+        try:
+            return [
+                await chat.prompt([Message.model_validate(message) for message in messages], **how)
+                for messages in chats
+            ]
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise UsageError(f"messages: {where}: {fault['msg']}") from None
+        finally:
+            await chat.close()
+
+
+def _options(given: Mapping[str, Any]) -> tuple[RunnerOptions, EngineOptions]:
+    """Each option to whom it belongs; UsageError for one that nobody has."""
+    of_runner = {field.name for field in fields(RunnerOptions)}
+    of_engine = {field.name for field in fields(EngineOptions)}
+    for name in given:
+        if name not in of_runner | of_engine:
+            raise UsageError(
+                f"LLM has no option {name}{did_you_mean(name, sorted(of_runner | of_engine))}"
+            )
+    engine_options = EngineOptions(**{k: v for k, v in given.items() if k in of_engine})
+    for_runner = {"max_drafts": engine_options.num_speculative_tokens}
+    for_runner |= {k: v for k, v in given.items() if k in of_runner}
+    return RunnerOptions(**for_runner), engine_options
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
+    """The prompts as texts or ids."""
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    found: list[str | Sequence[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, Mapping):
+            key = "prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"
+            if key not in prompt:
+                raise UsageError("a prompt's mapping needs prompt or prompt_token_ids")
+            prompt = prompt[key]
+        found.append(prompt)
+    return found

@@ -1,0 +1,131 @@
+"""`jaxdist.LLM`: what it writes is what naive generation writes, one prompt at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxdist
+from jaxdist.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UsageError,
+)
+from jaxdist.config.command_line import to_yaml
+from jaxdist.inference.errors import RequestError
+from jaxdist.inference.naive import Sampling
+from jaxdist.inference.naive import generate as generate_ids
+from jaxdist.llm import LLM
+from jaxdist.models import Transformer
+from jaxdist.training.checkpoint import Checkpointer
+
+PROMPTS = ["Zoë: ", "Once upon a time", "Once upon a time there", "x"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    config = ModelConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    )
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32),
+        jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0)),
+    )
+
+
+@pytest.fixture(scope="module")
+def llm(model, tmp_path_factory) -> LLM:
+    folder = tmp_path_factory.mktemp("run")
+    run = RunConfig(
+        model=model.config,
+        train=TrainConfig(sequence_length=64),
+        data=DataConfig(tokenizer="bytes"),
+    )
+    (folder / "config.yaml").write_text(to_yaml(run))
+    checkpointer = Checkpointer(folder / "checkpoints", CheckpointConfig())
+    checkpointer.save(1, {"params": model}, {})
+    checkpointer.close()
+    return LLM(
+        str(folder),
+        dtype="float32",
+        block_size=4,
+        num_blocks=40,
+        max_num_seqs=4,
+        max_row_tokens=32,
+        max_model_len=64,
+    )
+
+
+def naive(model, prompt, count):
+    return list(
+        generate_ids(
+            model, list(prompt.encode()), Sampling(max_tokens=count), eos_id=256, vocab_size=257
+        )
+    )
+
+
+def test_texts_are_those_of_naive_generation(model, llm):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=12)
+    outputs = llm.generate(PROMPTS, params)
+    again = llm.generate(PROMPTS[::-1], [params] * 4)  # from the prefix cache
+    for prompt, output, other in zip(PROMPTS, outputs, again[::-1], strict=True):
+        want = naive(model, prompt, 12)
+        got = list(output.outputs[0].token_ids)
+        assert got[: len(want)] == want and got[len(want) :] in ([], [256])
+        assert output.prompt == prompt and output.finished
+        assert list(other.outputs[0].token_ids) == got
+    assert again[2].num_cached_tokens == 12
+
+
+def test_one_prompt_may_be_a_text_ids_or_a_mapping(llm):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=4)
+    ids = list(b"abc")
+    texts = [
+        llm.generate(prompt, params)[0].outputs[0].text
+        for prompt in ("abc", ids, [ids], {"prompt": "abc"}, [{"prompt_token_ids": ids}])
+    ]
+    assert len(set(texts)) == 1
+    assert llm.generate([]) == []
+
+
+def test_chats_go_through_the_template(llm):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=4)
+    messages = [{"role": "user", "content": "Hi"}]
+    [output] = llm.chat(messages, params)
+    assert bytes(output.prompt_token_ids) == b"User: Hi\n\nAssistant:"
+    assert len(llm.chat([messages, messages], params)) == 2
+    with pytest.raises(UsageError, match="messages: "):
+        llm.chat([{"content": "Hi"}], params)
+
+
+def test_embeddings_are_vectors_of_their_prompts_alone(llm):
+    both = llm.embed(["abc", "defgh"])
+    [alone] = llm.embed("defgh")
+    assert both[0].shape == (32,)
+    np.testing.assert_allclose(both[1], alone, atol=1e-5)
+    with pytest.raises(UsageError, match="pooling='max' is not one of mean, last"):
+        llm.embed("abc", "max")
+
+
+def test_what_cannot_be_done_is_refused_and_harms_nothing(llm):
+    with pytest.raises(RequestError, match="max_tokens=100"):
+        llm.generate(["abc", "abc"], jaxdist.SamplingParams(max_tokens=100))
+    with pytest.raises(UsageError, match="there are 2 prompts and 1 sampling_params"):
+        llm.generate(["a", "b"], [jaxdist.SamplingParams()])
+    with pytest.raises(
+        UsageError, match="LLM has no option max_num_seq; did you mean max_num_seqs"
+    ):
+        LLM("nowhere", max_num_seq=3)
+    with pytest.raises(UsageError, match="is no model"):
+        LLM("nowhere")
+    assert not llm.engine.has_unfinished_requests()
+    assert len(llm.generate("abc", jaxdist.SamplingParams(max_tokens=3))) == 1
