@@ -168,10 +168,11 @@ class SamplingParams:
                 limits.number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
         for name in ("allowed_token_ids", "stop_token_ids"):
             ids = getattr(self, name)
-            if ids is not None:
-                _most(name, _sequence(name, ids), MAX_IDS)
-                for token in ids:
-                    limits.whole(f"a token of {name}", token, 0)
+            if ids is None and name == "allowed_token_ids":
+                continue
+            _most(name, _sequence(name, ids), MAX_IDS)
+            for token in ids:
+                limits.whole(f"a token of {name}", token, 0)
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise UsageError(
                 "allowed_token_ids must hold at least one token id; leave it out to allow all"
