@@ -383,8 +383,7 @@ class Engine:
         self.scheduler.landed(step)
         for request, row, result in zip(step.requests, step.rows, results, strict=True):
             if request.status is Status.FINISHED:
-                if not request.num_in_flight:
-                    self.runner.stop(self.scheduler.release(request))
+                self.runner.stop(self.scheduler.release(request))
                 continue
             group, child = self._continuations[request]
             if self._take(group, child, row, result, now):

@@ -99,15 +99,17 @@ class Guide:
         if self._matcher is not None:
             masks, num_allowed = self._matcher.masks(drafts)
             drafts = drafts[:num_allowed]
-            masks = masks[: len(drafts) + 1, : self._num_words]
-            if not masks[0].any():
-                return None
+            masks = masks[: num_allowed + 1, : self._num_words]
         if self._allowed is not None:
             allowed = np.tile(self._allowed, (len(drafts) + 1, 1))
             self._ban_endings(allowed, [*tokens[num_prompt:], *drafts])
             masks = allowed if masks is None else masks & allowed
-            if not masks[0].any():
+        if masks is not None:
+            # Up to the first draft after which nothing may follow: there the text would end.
+            count = next((i for i, row in enumerate(masks) if not row.any()), len(masks))
+            if not count:
                 return None
+            drafts, masks = drafts[: count - 1], masks[:count]
         return drafts, masks
 
     def _ban_endings(self, allowed: np.ndarray, output: Sequence[int]) -> None:

@@ -133,6 +133,7 @@ class Scheduler:
 
     def release(self, request: Request) -> int:
         """Give back what a finished request holds; returns its slot."""
+        assert not request.num_in_flight, "a launched step would write into blocks of others"
         slot = request.slot
         self.replicas[request.replica].release(request)
         return slot

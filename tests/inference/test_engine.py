@@ -45,7 +45,7 @@ class Lives(RuleBasedStateMachine):
     """Requests of all kinds come, run and are aborted in small pools."""
 
     @initialize(
-        num_blocks=st.integers(12, 40),
+        num_blocks=st.sampled_from([11, 12, 14, 18, 40]),
         replicas=st.sampled_from([1, 2]),
         slots=st.integers(1, 4),
         row=st.integers(1, 9),
@@ -104,6 +104,15 @@ class Lives(RuleBasedStateMachine):
         self.engine.add_request(name, head + tail, params, priority=priority, cache_salt=salt)
         self.wanted[name] = (list((head + tail).encode()), params)
         self.count += 1
+
+    @rule(first=st.integers(0, 9), many=st.integers(2, 5), priority=st.integers(0, 1))
+    def add_more_than_fit(self, first, many, priority):
+        params = SamplingParams(max_tokens=20, seed=self.count, ignore_eos=True)
+        for i in range(many):
+            name, text = str(self.count), "ab"[i % 2] * (first + i + 1)
+            self.engine.add_request(name, text, params, priority=priority)
+            self.wanted[name] = (list(text.encode()), params)
+            self.count += 1
 
     @rule(text=st.text("ab", min_size=1, max_size=20), pooling=st.sampled_from(["mean", "last"]))
     def embed(self, text, pooling):

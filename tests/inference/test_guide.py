@@ -1,0 +1,91 @@
+"""Grammars and bad words through the engine: what comes out conforms, with guesses and without."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxdist.data.tokenizer import BytesTokenizer
+from jaxdist.inference.engine import Engine
+from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.errors import RequestError
+from jaxdist.inference.guide import Guide, bad_word_ids
+from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.speculation import NgramIndex
+from tests.inference.fake_runner import FakeRunner
+
+
+def allowed(row: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_bad_words_are_banned_where_they_would_end():
+    guide = Guide(
+        vocab_size=40,
+        bad_words=[(1,), (2, 3), (4, 5, 6)],
+        ngrams=NgramIndex(1, 1),
+        most_drafts=3,
+    )
+    drafts, masks = guide.shape([9, 4, 5, 6, 9, 4], 4, 3)
+    assert list(drafts) == [5, 6, 9]
+    banned = [set(range(40)) - allowed(row) for row in masks]
+    # The prompt's own words count for nothing; a draft that is bad is refused at its place.
+    assert banned == [{1}, {1, 6}, {1}, {1}]
+    assert guide.needs_tokens and not Guide(vocab_size=40, bad_words=[(1,)]).needs_tokens
+
+
+def test_a_word_is_spelled_with_and_without_a_space():
+    assert bad_word_ids([" ab", "c"], BytesTokenizer()) == [
+        tuple(b"ab"),
+        tuple(b" ab"),
+        tuple(b"c"),
+        tuple(b" c"),
+    ]
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize("eos_ids", [[256], []])
+def test_structured_texts_conform_beside_free_ones(drafts, eos_ids):
+    pytest.importorskip("llguidance")
+    options = EngineOptions(num_speculative_tokens=drafts, prompt_lookup_min=1)
+    engine = Engine(FakeRunner(max_model_len=200), BytesTokenizer(), options, eos_ids=eos_ids)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    wishes = {
+        "json": StructuredOutput(json=schema),
+        "choice": StructuredOutput(choice=["yes", "no", "yes and no"]),
+        "regex": StructuredOutput(regex="[a-c]{5}"),
+    }
+    params = {
+        name: SamplingParams(seed=3, n=3, max_tokens=120, structured=wish)
+        for name, wish in wishes.items()
+    }
+    params["free"] = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
+    for name, one in params.items():
+        engine.add_request(name, "abc", one)
+    last = {}
+    while engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in engine.step()}
+        engine.check_integrity()
+    assert len(last["free"].outputs[0].token_ids) == 20
+    done = {
+        name: [one.text for one in last[name].outputs if one.finish_reason == "stop"]
+        for name in wishes
+    }
+    assert len(done["choice"]) == len(done["regex"]) == 3
+    assert all(set(json.loads(text)) == {"a", "b"} for text in done["json"])
+    assert set(done["choice"]) <= {"yes", "no", "yes and no"}
+    assert all(len(text) == 5 and set(text) <= set("abc") for text in done["regex"])
+
+
+def test_a_grammar_that_is_wrong_is_refused():
+    pytest.importorskip("llguidance")
+    engine = Engine(FakeRunner(), BytesTokenizer())
+    params = SamplingParams(structured=StructuredOutput(regex="[a"))
+    with pytest.raises(RequestError, match="regex cannot be followed") as caught:
+        engine.prepare("r", "abc", params)
+    assert caught.value.param == "structured"
