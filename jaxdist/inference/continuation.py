@@ -37,7 +37,9 @@ class Continuation:
             self._stream = TextStream(
                 tokenizer, request.prompt_ids, skip_special_tokens=params.skip_special_tokens
             )
-        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._stops = None
+        if params.stop:
+            self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self._eos_ids = () if params.ignore_eos else eos_ids
         self._stop_ids = frozenset(params.stop_token_ids)
         self._logprobs: list[Logprobs] | None = None if params.logprobs is None else []
@@ -47,14 +49,15 @@ class Continuation:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
     ) -> Sequence[int]:
         """Continue with these tokens; returns those up to the end of the output."""
-        count = self.request.num_output_tokens
+        request = self.request
+        count, min_tokens = request.num_output_tokens, request.params.min_tokens
         for i, token in enumerate(token_ids):
             count += 1
             if self._logprobs is not None and logprobs is not None:
                 self._logprobs.append(logprobs_by_id(token, logprobs[i]))
                 self._cumulative += logprobs[i].chosen
-            self._add(token, may_end=count > self.request.params.min_tokens)
-            if self.finish_reason is None and count >= self.request.max_tokens:
+            self._add(token, may_end=count > min_tokens)
+            if self.finish_reason is None and count >= request.max_tokens:
                 self.end("length")
             if self.finish_reason is not None:
                 return token_ids[: i + 1]
@@ -63,8 +66,10 @@ class Continuation:
     def end(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """Give what waited; no token follows."""
         if self._stream is not None and not isinstance(stop_reason, str):
-            text, _ = self._stops.push(self._stream.finish(), active=False)
-            self._text += text + self._stops.finish()
+            text = self._stream.finish()
+            if self._stops is not None:
+                text = self._stops.push(text, active=False)[0] + self._stops.finish()
+            self._text += text
         self.finish_reason, self.stop_reason = reason, stop_reason
 
     def output(self) -> CompletionOutput:
@@ -73,7 +78,7 @@ class Continuation:
         return CompletionOutput(
             index=request.index,
             text=self._text,
-            token_ids=request.tokens[len(request.prompt_ids) :],
+            token_ids=request.tokens[request.num_prompt_tokens :],
             cumulative_logprob=None if logprobs is None else self._cumulative,
             logprobs=None if logprobs is None else list(logprobs),
             finish_reason=self.finish_reason,
@@ -85,7 +90,9 @@ class Continuation:
         if self._stream is not None and (
             not ends or self.request.params.include_stop_str_in_output
         ):
-            text, stop = self._stops.push(self._stream.push(token), active=may_end)
+            text, stop = self._stream.push(token), None
+            if self._stops is not None:
+                text, stop = self._stops.push(text, active=may_end)
             self._text += text
             if stop is not None and not ends:
                 self.end("stop", stop)

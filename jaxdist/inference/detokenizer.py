@@ -9,7 +9,7 @@ _UNFINISHED = "\ufffd"
 _MOST_UNFINISHED = 3  # a UTF-8 character has four bytes, so at most three wait for the last one
 _CONTEXT = 4  # tokens of the prompt that the first one is decoded with
 _MOST_CONTEXT = 64  # where fewer have no text
-_STEP = 6  # tokens after which the window moves on
+_STEP = 2  # tokens after which the window moves on
 _LONG = 24  # tokens after which it is cut in a text that never ends in a whole character
 
 

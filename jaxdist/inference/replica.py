@@ -45,9 +45,9 @@ class Replica:
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens; False, and nothing done, where blocks lack."""
-        lacking = blocks_for(num_tokens, self.block_size) - len(request.block_table)
-        if lacking <= 0:
+        if num_tokens <= len(request.block_table) * self.block_size:
             return True
+        lacking = blocks_for(num_tokens, self.block_size) - len(request.block_table)
         if not self.pool.can_allocate(lacking):
             return False
         request.block_table += self.pool.allocate(lacking)

@@ -60,6 +60,7 @@ class Request:
     guide: Guide | None = None
     leader: "Request | None" = None
     tokens: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     status: Status = Status.WAITING
     replica: int = -1
     slot: int = -1
@@ -74,16 +75,17 @@ class Request:
 
     def __post_init__(self):
         self.tokens = list(self.prompt_ids)
+        self.num_prompt_tokens = len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far that are known."""
-        return len(self.tokens) - len(self.prompt_ids)
+        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def has_prompt(self) -> bool:
         """Whether the keys and values of the whole prompt are known to be computed."""
-        return self.status is Status.FINISHED or len(self.tokens) > len(self.prompt_ids)
+        return self.status is Status.FINISHED or len(self.tokens) > self.num_prompt_tokens
 
 
 def whole_ids(prompt: Sequence[int]) -> list[int]:

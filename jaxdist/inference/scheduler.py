@@ -10,7 +10,7 @@ first always goes on, and it fits the pool alone, which is checked at the door.
 """
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxdist.inference.prefix_cache import Node
@@ -18,7 +18,7 @@ from jaxdist.inference.replica import Replica
 from jaxdist.inference.request import Request, Status
 from jaxdist.inference.step import PENDING, Row
 
-_MOST_COMPARED = 128  # waiting requests whose cached prefixes are looked up for `lpm` in a step
+_MOST_COMPARED = 32  # waiting requests whose cached prefixes are looked up for `lpm` in a step
 _MOST_OVERTAKEN = 256  # steps after which a waiting request is no longer overtaken under `lpm`
 
 
@@ -75,13 +75,11 @@ class Scheduler:
         """
         step, budgets = Step(), [self._budget] * len(self.replicas)
         for request in list(self.running):
-            if request.status is not Status.RUNNING or not self._wants(request):
+            lacking = self._num_lacking(request)
+            if lacking <= 0 or not (budget := budgets[request.replica]):
                 continue
-            budget = budgets[request.replica]
-            if not budget:
-                continue
-            replica = self.replicas[request.replica]
-            count = min(self._num_lacking(request), budget, self._max_row_tokens)
+            replica, count = self.replicas[request.replica], min(lacking, self._max_row_tokens)
+            count = min(count, budget)
             while not replica.grow(request, request.num_computed_tokens + count):
                 if self._num_in_flight:
                     return None  # blocks grown by so far serve the next try
@@ -152,16 +150,16 @@ class Scheduler:
             assert all(r.status is status for r in requests)
         assert all(not r.block_table and r.slot < 0 for r in self.waiting)
 
-    def _wants(self, request: Request) -> bool:
-        """Whether a running request has something to compute now."""
-        if request.num_pending:
-            ends = request.num_output_tokens + request.num_pending >= request.max_tokens
-            return request.run_ahead and not ends
-        return request.num_computed_tokens < len(request.tokens)
-
-    @staticmethod
-    def _num_lacking(request: Request) -> int:
-        return len(request.tokens) + request.num_pending - request.num_computed_tokens
+    def _num_lacking(self, request: Request) -> int:
+        """Tokens that a running request could compute now."""
+        if request.status is not Status.RUNNING:  # it was sent away in this very step
+            return 0
+        num_known, num_pending = len(request.tokens), request.num_pending
+        if num_pending:
+            num_output = num_known + num_pending - request.num_prompt_tokens
+            if not request.run_ahead or num_output >= request.max_tokens:
+                return 0
+        return num_known + num_pending - request.num_computed_tokens
 
     def _add_row(self, step: Step, request: Request, count: int, budget: int) -> int:
         """Add a row of `count` tokens, and drafts where there is room; returns its tokens."""
@@ -172,7 +170,7 @@ class Scheduler:
         if sample and request.guide is not None:
             left = request.max_tokens - request.num_output_tokens - pending - 1
             most = min(left, budget - count, self._max_row_tokens - count)
-            shape = request.guide.shape(request.tokens, len(request.prompt_ids), most)
+            shape = request.guide.shape(request.tokens, request.num_prompt_tokens, most)
             if shape is None:
                 self._dead_ends.append(request)
                 return 0
@@ -197,7 +195,7 @@ class Scheduler:
 
     def _admit(self, step: Step, budgets: list[int]) -> None:
         """Start waiting requests while slots, blocks and budget are there."""
-        if not self.waiting or self._num_stalled(budgets) == len(budgets):
+        if not self.waiting or not any(self._open(budgets)):
             return
         for request in self._queue():
             leader = request.leader
@@ -241,9 +239,7 @@ class Scheduler:
     def _place(self, request: Request, budgets: Sequence[int]) -> tuple[Replica, list[Node]] | None:
         """The replica with room that holds most of the prompt; of equal ones the emptiest."""
         best, best_key = None, None
-        for replica in self.replicas:
-            if not budgets[replica.index]:
-                continue
+        for replica in self._open(budgets):
             way = self._way(replica, request)
             if replica.can_admit(request, way):
                 key = (-len(way), replica.num_running, replica.index)
@@ -251,9 +247,9 @@ class Scheduler:
                     best, best_key = (replica, way), key
         return best
 
-    @staticmethod
-    def _num_stalled(budgets: Sequence[int]) -> int:
-        return sum(not budget for budget in budgets)
+    def _open(self, budgets: Sequence[int]) -> Iterator[Replica]:
+        """Replicas that may take another request in this step."""
+        return (r for r in self.replicas if budgets[r.index] and r.num_running < len(r.slots))
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Send a running request back to the queue, its output so far kept."""
