@@ -4,12 +4,17 @@ Shapes: B batch rows, T queries, S keys, N query heads, K key/value heads (N = K
 key head n // G), G query heads a key head, H head dim, Hv that of the values.
 """
 
+from contextvars import ContextVar
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxdist.ops.blocked_attention import blocked_attention
 from jaxdist.ops.product import platform
+
+# Whether a GPU that is compiled for, but is not here, is taken to have cuDNN.
+cudnn_is_there = ContextVar("cudnn_is_there", default=False)
 
 
 def causal_attention(
@@ -145,7 +150,7 @@ def masked_attention(
 def _cudnn_takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
     """Whether cuDNN's flash attention can run it, which is only known where the GPU is."""
     _, length, _, head_dim = q_BTNH.shape
-    here = platform() == "gpu" and jax.default_backend() == "gpu"
+    here = platform() == "gpu" and (jax.default_backend() == "gpu" or cudnn_is_there.get())
     fits = head_dim % 8 == 0 and head_dim <= 128 and length % 2 == 0
     fits = fits and v_BTKH.shape[-1] == head_dim
     return here and fits and q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
