@@ -10,6 +10,7 @@ yields is the one that `Transformer.__call__` on the whole text so far would giv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +130,9 @@ def _step(
     ctx = _context(model.config, first + index_BT, compute_dtype)
     # The largest position counts for some rope scalings: filler must not exceed the text.
     rope = rope_table(model.config, first + jnp.minimum(index_BT, count - 1))
-    x_BTD, cache = model.apply_layers(model.embed(tokens_BT, ctx), rope, ctx, cache)
+    positions_BT = jnp.minimum(first + index_BT, model.config.max_sequence_length - 1)
+    x_BTD = model.embed(tokens_BT, ctx, positions_BT)
+    x_BTD, cache = model.apply_layers(x_BTD, rope, ctx, cache)
     last_BTD = jax.lax.dynamic_slice_in_dim(x_BTD, count - 1, 1, axis=1)
     return model.logits(last_BTD, ctx)[0, 0], cache
 
@@ -138,7 +141,13 @@ def _context(config: ModelConfig, slots_BT: jax.Array, compute_dtype: DTypeLike)
     """Attention of the tokens in these slots to all slots up to theirs."""
 
     def attend(
-        q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, cache: Cache
+        q_BTNH: jax.Array,
+        k_BTKH: jax.Array,
+        v_BTKH: jax.Array,
+        cache: Cache,
+        *,
+        is_local: jax.Array | None = None,
+        **scores: Any,
     ) -> tuple[jax.Array, Cache]:
         first = slots_BT[0, 0]
         k_BSKH, v_BSKH = (
@@ -146,8 +155,10 @@ def _context(config: ModelConfig, slots_BT: jax.Array, compute_dtype: DTypeLike)
             for old, new in zip(cache, (k_BTKH, v_BTKH), strict=True)
         )
         all_BS = jnp.arange(k_BSKH.shape[1])[None, :]
-        mask_BTS = attention_mask(slots_BT, all_BS, sliding_window=config.sliding_window)
-        return masked_attention(q_BTNH, k_BSKH, v_BSKH, mask_BTS), (k_BSKH, v_BSKH)
+        mask_BTS = attention_mask(
+            slots_BT, all_BS, sliding_window=config.sliding_window, is_local=is_local
+        )
+        return masked_attention(q_BTNH, k_BSKH, v_BSKH, mask_BTS, **scores), (k_BSKH, v_BSKH)
 
     return Context(
         dot=partial(dot, compute_dtype=compute_dtype), attend=attend, compute_dtype=compute_dtype
@@ -156,8 +167,8 @@ def _context(config: ModelConfig, slots_BT: jax.Array, compute_dtype: DTypeLike)
 
 def _empty_cache(config: ModelConfig, num_slots: int, dtype: DTypeLike) -> Cache:
     """Keys and values, each [L, B, S, K, H]."""
-    shape = (config.num_hidden_layers, 1, num_slots, config.num_key_value_heads, config.head_dim)
-    return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+    shape = (config.num_hidden_layers, 1, num_slots, config.num_key_value_heads)
+    return tuple(jnp.zeros((*shape, d), dtype) for d in (config.head_dim, config.value_dim))
 
 
 def _old_rotations_are_void(config: ModelConfig, length: int) -> bool:

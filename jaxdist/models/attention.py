@@ -4,18 +4,25 @@ Shapes: B batch rows, T tokens, D hidden size, N query heads, K key/value heads 
 H head dim, E = N * H or K * H.
 """
 
+from functools import partial
+
 import jax
 from einops import rearrange
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxdist.config import ModelConfig
-from jaxdist.models.layers import Cache, Context, Initializer, Linear, RMSNorm
+from jaxdist.models.layers import Cache, Context, Initializer, Linear, RMSNorm, RMSNorm1p
 from jaxdist.ops.rope import Rope, apply_rope
 
 
 class Attention(nnx.Module):
-    """Projections, optional q-k norm, RoPE, `ctx.attend`, output projection."""
+    """Projections, optional q-k norm, RoPE, `ctx.attend`, output projection.
+
+    Models with a scale or cap of their own hand these to `ctx.attend` as the keywords `scale` and
+    `softcap`; models whose layers differ hand it `is_local`, which says (perhaps traced) whether
+    this one attends to the config's sliding window only.
+    """
 
     def __init__(self, config: ModelConfig, *, key: jax.Array, init: Initializer):
         hidden, head_dim = config.hidden_size, config.head_dim
@@ -28,24 +35,44 @@ class Attention(nnx.Module):
         self.k_proj = Linear((hidden, kv_heads), kv_axes, qkv_bias, key=k_key, init=init)
         self.v_proj = Linear((hidden, kv_heads), kv_axes, qkv_bias, key=v_key, init=init)
         self.o_proj = Linear((heads, hidden), ("heads", "embed"), o_bias, key=o_key, init=init)
-        norms = config.qk_norm
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, init=init) if norms else None
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, init=init) if norms else None
+        kind = RMSNorm1p if config.norm == "rmsnorm1p" else RMSNorm
+        norm = partial(kind, eps=config.rms_norm_eps, init=init)
+        q_norm = k_norm = None
+        if config.qk_norm and config.qk_norm_width == "head":
+            q_norm, k_norm = norm(head_dim), norm(head_dim)
+        elif config.qk_norm:
+            q_norm, k_norm = norm(heads, axis="heads"), norm(kv_heads, axis="kv_heads")
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.norm_width = config.qk_norm_width
         self.head_dim = head_dim
+        self.rotates = config.position_embedding == "rope"
+        self.scale = None if config.query_pre_attn_scalar is None else config.attention_scale
+        self.softcap = config.attn_logit_softcapping
+        self.mixes_windows = config.sliding_window_pattern is not None
 
     def __call__(
-        self, x_BTD: jax.Array, rope: Rope, ctx: Context, cache: Cache = None
+        self,
+        x_BTD: jax.Array,
+        rope: Rope,
+        ctx: Context,
+        cache: Cache = None,
+        is_local: bool | jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         q_BTE, k_BTE, v_BTE = Linear.fan_out((self.q_proj, self.k_proj, self.v_proj), x_BTD, ctx)
+        if self.q_norm is not None and self.norm_width == "all":
+            q_BTE, k_BTE = self.q_norm(q_BTE), self.k_norm(k_BTE)
         q_BTNH = self._heads(q_BTE, "q_proj", "heads", ctx)
         k_BTKH = self._heads(k_BTE, "k_proj", "kv_heads", ctx)
         v_BTKH = self._heads(v_BTE, "v_proj", "kv_heads", ctx)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.norm_width == "head":
             q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
-        q_BTNH = checkpoint_name(apply_rope(q_BTNH, rope), "qkv")
-        k_BTKH = checkpoint_name(apply_rope(k_BTKH, rope), "qkv")
-        v_BTKH = checkpoint_name(v_BTKH, "qkv")
-        out_BTNH, cache = ctx.attend(q_BTNH, k_BTKH, v_BTKH, cache)
+        if self.rotates:
+            q_BTNH, k_BTKH = apply_rope(q_BTNH, rope), apply_rope(k_BTKH, rope)
+        q_BTNH, k_BTKH, v_BTKH = (checkpoint_name(x, "qkv") for x in (q_BTNH, k_BTKH, v_BTKH))
+        special = {"scale": self.scale, "softcap": self.softcap}
+        special["is_local"] = is_local if self.mixes_windows else None
+        special = {name: value for name, value in special.items() if value is not None}
+        out_BTNH, cache = ctx.attend(q_BTNH, k_BTKH, v_BTKH, cache, **special)
         out_BTNH = ctx.constrain(out_BTNH, ("batch", "length", "heads", "head_dim"))
         out_BTE = rearrange(out_BTNH, "b t n h -> b t (n h)")
         return checkpoint_name(self.o_proj(out_BTE, ctx), "o_proj"), cache

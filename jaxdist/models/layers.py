@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jaxdist.ops.experts import routed_experts
 from jaxdist.ops.norm import layer_norm, rms_norm
 
 Axes = tuple[str, ...]
@@ -33,8 +34,11 @@ class Context:
     dot: Callable[[jax.Array, jax.Array], jax.Array]  # x [..., I], w [I, O] -> [..., O]
     dots: Callable[[jax.Array, Sequence[jax.Array], Axes], Sequence[jax.Array]] | None = None
     # ^ dot of one x with several w, told the logical axis of each O; None: one by one
-    attend: Callable[[jax.Array, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
-    # ^ q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], cache -> out [B, T, N, H], cache
+    attend: Callable[..., tuple[jax.Array, Cache]]
+    # ^ q [B, T, N, H], k [B, T, K, H], v [B, T, K, H], cache -> out [B, T, N, H], cache; with the
+    #   model's `scores` as keywords where it has any (see `Attention`)
+    experts: Callable[..., jax.Array] = routed_experts
+    # ^ as ops.experts.routed_experts, wherever the experts are
     constrain: Callable[[jax.Array, Axes], jax.Array] = unconstrained
     compute_dtype: DTypeLike  # of activations
 
@@ -90,12 +94,23 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Gain [size] over the last dim, fp32 statistics."""
 
-    def __init__(self, size: int, eps: float, *, init: Initializer):
-        self.weight = init.ones((size,), ("norm",))
+    def __init__(self, size: int, eps: float, *, init: Initializer, axis: str = "norm"):
+        self.weight = init.ones((size,), (axis,))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.weight[...], self.eps)
+
+
+class RMSNorm1p(nnx.Module):
+    """RMSNorm whose gain is 1 + weight [size]; the sum is fp32."""
+
+    def __init__(self, size: int, eps: float, *, init: Initializer, axis: str = "norm"):
+        self.weight = init.zeros((size,), (axis,))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, 1.0 + self.weight[...].astype(jnp.float32), self.eps)
 
 
 class LayerNorm(nnx.Module):
@@ -110,4 +125,4 @@ class LayerNorm(nnx.Module):
         return layer_norm(x, self.weight[...], self.bias[...], self.eps)
 
 
-NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}  # by ModelConfig.norm
+NORMS = {"rmsnorm": RMSNorm, "rmsnorm1p": RMSNorm1p, "layernorm": LayerNorm}  # ModelConfig.norm

@@ -35,6 +35,7 @@ def cross_entropy(
     shards: VocabularyShards = VocabularyShards(),
     chunk_size: int = 512,
     dhead_VD: Array | None = None,
+    softcap: float | None = None,
 ) -> tuple[Array, Array | None, Array | None]:
     """Sum of `weights * -log softmax(x @ head.T)[labels]`, and its gradients by x and head.
 
@@ -57,6 +58,9 @@ def cross_entropy(
         x_CD, labels_C, weights_C = inputs
         x_CD = x_CD.astype(dtype)
         logits_CV = times(x_CD, head, ((1,), (1,)))
+        if softcap is not None:
+            tanh_CV = jnp.tanh(logits_CV / softcap)
+            logits_CV, slope_CV = softcap * tanh_CV, 1.0 - tanh_CV * tanh_CV
         if num_rows is not None:
             is_row_V = lax.broadcasted_iota(jnp.int32, (head.shape[0],), 0) < end
             logits_CV = jnp.where(is_row_V[None, :], logits_CV, -jnp.inf)
@@ -80,6 +84,9 @@ def cross_entropy(
         top = jnp.maximum(scale_C.max(), jnp.finfo(jnp.float32).tiny)
         scaled_x_CD = (x_CD * (scale_C / top)[:, None]).astype(dtype)
         label_weight_C1 = jnp.where(inside_C, weights_C, 0.0)[:, None]
+        if softcap is not None:
+            exp_CV = (exp_CV * slope_CV).astype(exp_CV.dtype)
+            label_weight_C1 *= jnp.take_along_axis(slope_CV, index_C[:, None], axis=1)
         dx_CD = times(exp_CV, head, ((1,), (0,))) * scale_C[:, None]
         dx_CD -= head[index_C].astype(jnp.float32) * label_weight_C1
         label_update_CD = -x_CD.astype(jnp.float32) * label_weight_C1

@@ -12,6 +12,7 @@ from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.models.layers import Axes, Cache, Context
 from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
+from jaxdist.parallel.experts import sharded_experts
 from jaxdist.parallel.products import contract, expand
 from jaxdist.parallel.sharding import Rules, only
 
@@ -28,7 +29,9 @@ def training_context(
     constrain = rules.constrain if mesh.tp > 1 else lambda x, axes: x
     heads = ("batch", "length", "heads", "head_dim")
 
-    def attend(q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache) -> tuple[Array, Cache]:
+    def attend(
+        q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache, **scores: Any
+    ) -> tuple[Array, Cache]:
         if num_kv_heads % mesh.tp:
             # Each member attends with its own query heads, so it takes a copy of their kv heads.
             group = num_heads // num_kv_heads
@@ -41,6 +44,7 @@ def training_context(
             v_BTKH,
             segment_ids=segment_ids_BT,
             sliding_window=config.sliding_window,
+            **scores,
         )
         return out_BTNH, cache
 
@@ -57,11 +61,20 @@ def training_context(
 
 
 def _products(rules: Rules, compute_dtype: DTypeLike) -> dict[str, Callable[..., Any]]:
-    """`dot`, which in a block joins the residual stream, and `dots`, which leave it."""
+    """`dot`, which in a block joins the residual stream, `dots`, which leave it, and `experts`."""
     residual = only(rules.spec(("batch", "sequence", "embed")), "tp")
 
     def dots(x: Array, weights: Sequence[Array], out_axes: Axes) -> tuple[Array, ...]:
-        sharded = tuple(rules.table[axis] == "tp" for axis in out_axes)
+        sharded = tuple(rules.table.get(axis) == "tp" for axis in out_axes)
+        if not any(sharded):
+            return tuple(dot(x, w, compute_dtype) for w in weights)
         return expand(x, tuple(weights), sharded, residual, compute_dtype)
 
-    return {"dot": lambda x, w: contract(x, w, residual, compute_dtype), "dots": dots}
+    def experts(x: Array, *arrays: Any, activation: Any, compute_dtype: DTypeLike) -> Array:
+        return sharded_experts(x, *arrays, residual, activation, compute_dtype)
+
+    return {
+        "dot": lambda x, w: contract(x, w, residual, compute_dtype),
+        "dots": dots,
+        "experts": experts,
+    }

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
+from jaxdist.models.moe import balancing_loss
 from jaxdist.models.remat import rematerialised
-from jaxdist.models.transformer import Transformer
-from jaxdist.ops.rope import rope_table
+from jaxdist.models.transformer import Transformer, scaled_embedding
+from jaxdist.ops.rope import layer_rope, rope_table
 from jaxdist.parallel.collectives import ring_shift, vary
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.microbatches import Microbatches
@@ -69,9 +71,14 @@ class Executor:
             compute_dtype=pipeline.compute_dtype,
             reduce_dtype=pipeline.reduce_dtype,
         )
-        self.parameters = jax.tree.map(vary, parameters)
-        # The final norm is the same on every stage and its gradient is computed by all: dp only.
-        self.norm = jax.tree.map(lambda a: vary(a, ("dp",)), parameters.norm)
+        # What lies beside stacks and tables is the same on every stage, and so is its gradient,
+        # which all of them compute: it varies over dp only.
+        alike = {
+            name: jax.tree.map(lambda a: vary(a, ("dp",)), getattr(parameters, name))
+            for name in ("norm", "embed_positions")
+        }
+        self.parameters = _with(jax.tree.map(vary, parameters), **alike)
+        self.norm = self.parameters.norm
         self.microbatches = jax.tree.map(vary, microbatches)
         self.index = lax.axis_index("pp")
         self.residual_spec = only(pipeline.rules.spec(("batch", "sequence", "embed")), "tp")
@@ -79,14 +86,15 @@ class Executor:
             vocab_size=pipeline.model.vocab_size,
             compute_dtype=pipeline.compute_dtype,
             residual_spec=self.residual_spec,
+            softcap=pipeline.model.final_logit_softcapping,
         )
         num_layers = pipeline.model.num_hidden_layers // pipeline.mesh.pp
         self.stage = Stage(
             layer=rematerialised(self._layer, pipeline.parallel.remat),
-            has_loss=False,
+            has_loss=pipeline.model.num_experts > 0,
             parameters=self.parameters.layers,
             numbers=self.index * num_layers + vary(jnp.arange(num_layers, dtype=jnp.int32)),
-            select=lambda inputs, number: inputs,
+            select=self._layer_inputs,
             num_layers=num_layers,
             gather=partial(self.zero.gather, tree.layers, layer=True),
             scatter=partial(self.zero.scatter, tree.layers, layer=True),
@@ -185,16 +193,32 @@ class Executor:
             return tick(jnp.int32(phase.start), carry)
         return lax.fori_loop(phase.start, phase.stop, tick, carry)
 
-    def _layer(self, block: Any, x: Array, inputs: Tree) -> tuple[Array, None]:
-        rope, segment_ids = inputs
+    def _layer(self, block: Any, x: Array, inputs: Tree) -> tuple[Array, Array | None]:
+        """One layer, and what its router adds to the loss; None where it has no router."""
+        rope, segment_ids, weights, is_local = inputs
         pipeline = self.pipeline
         ctx = training_context(
             pipeline.model, pipeline.rules, pipeline.mesh, segment_ids, pipeline.compute_dtype
         )
-        return block(x, rope, ctx)[0], None
+        x, _, router = block.with_router(x, rope, ctx, None, is_local)
+        if router is None:
+            return x, None
+        return x, balancing_loss(pipeline.model, router, weights)
 
     def _inputs(self, microbatch: Microbatches) -> Tree:
-        return rope_table(self.pipeline.model, microbatch.positions), microbatch.segment_ids
+        weights = microbatch.weights if self.pipeline.model.num_experts else None
+        rope = rope_table(self.pipeline.model, microbatch.positions)
+        return rope, microbatch.segment_ids, weights
+
+    def _layer_inputs(self, inputs: Tree, number: Array) -> Tree:
+        """A microbatch's inputs as layer `number` takes them: its RoPE, whether it is local."""
+        model = self.pipeline.model
+        if model.sliding_window_pattern is None:
+            return (*inputs, None)
+        local = [model.is_local(layer) for layer in range(model.num_hidden_layers)]
+        is_local = read(vary(jnp.array(local)), number)
+        rope, *rest = inputs
+        return (layer_rope(rope, is_local), *rest, is_local)
 
     def _slot(self, table: Any, tick: Array) -> Array:
         return read(vary(jnp.asarray(table)), tick, self.index)
@@ -209,6 +233,10 @@ class Executor:
         microbatch = self.microbatches.at(read(jnp.asarray(schedule.forward), tick, 0))
         table = self._gather_leaf("embed_tokens")
         embedded = self.vocabulary.embed(table, microbatch.tokens)
+        embedded = scaled_embedding(self.pipeline.model, embedded)
+        if self.parameters.embed_positions is not None:
+            rows = self._gather_leaf("embed_positions")[microbatch.positions]
+            embedded = vary(embedded) + rows.astype(embedded.dtype)
         return jnp.where(self.index == 0, vary(embedded), arrived)
 
     def _scored(
@@ -252,7 +280,14 @@ class Executor:
         cotangent = first_stage_to_all(
             jnp.where(backward != IDLE, cotangent, jnp.zeros_like(cotangent)), self.residual_spec
         )
-        tokens = self.microbatches.at(backward).tokens
+        microbatch = self.microbatches.at(backward)
+        if self.parameters.embed_positions is not None:
+            positions = first_stage_to_all(microbatch.positions, P())
+            start = self._gradient_start(gradients, "embed_positions")
+            gradient = start.at[positions].add(cotangent.astype(start.dtype))
+            gradients = self._gradient_end(gradients, "embed_positions", gradient)
+        cotangent = scaled_embedding(self.pipeline.model, cotangent)
+        tokens = microbatch.tokens
         start = self._gradient_start(gradients, "embed_tokens")
         gradient = self.vocabulary.add_embed_gradient(start, tokens, vary(cotangent))
         return self._gradient_end(gradients, "embed_tokens", gradient)
@@ -292,7 +327,7 @@ class Executor:
             cotangent=x,
             waiting=waiting,
             residuals=self.empty_residuals(),
-            gradients=self.zero.accumulators(self.layouts, _with(self.parameters, norm=self.norm)),
+            gradients=self.zero.accumulators(self.layouts, self.parameters),
         )
 
     def _empty_activation(self) -> Array:

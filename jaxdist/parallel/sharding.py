@@ -36,6 +36,7 @@ class Rules:
             # Fewer kv heads than tp: every member keeps them all.
             "kv_heads": "tp" if kv_heads % mesh.tp == 0 else None,
             "mlp": "tp",
+            "experts": "tp",
             "sequence": "tp" if parallel.sequence_parallel else None,
         }
         return cls(table=table, dp=mesh.dp, zero=parallel.zero)

@@ -47,6 +47,7 @@ class Vocabulary:
     vocab_size: int  # rows that are tokens; the rest is padding
     compute_dtype: DTypeLike
     residual_spec: P  # tp sharding of activations [B, T, D] between blocks
+    softcap: float | None = None  # of the logits
 
     def embed(self, table_VD: Array, tokens_BT: Array) -> Array:
         """Embedding [B, T, D] of tokens, the same on every stage."""
@@ -142,6 +143,7 @@ class Vocabulary:
                 max=lambda x: lax.pmax(x, _MEMBERS), sum=lambda x: lax.psum(x, _MEMBERS)
             ),
             dhead_VD=dhead_VD,
+            softcap=self.softcap,
         )
 
 

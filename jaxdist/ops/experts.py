@@ -1,0 +1,152 @@
+"""Experts of which each token takes some: its rows go to their experts, are multiplied in groups
+and come back weighted. No expert has a capacity, so no token is dropped.
+
+Rows are sorted by expert and each expert's are padded to whole blocks, so that a block's product
+is with one expert's weight. CPUs loop over the blocks that there are; `lax.ragged_dot`, which
+there costs as if every row went to every expert, serves the other backends.
+
+Shapes: N = B * T tokens, D hidden size, E experts, F features of an expert, K experts a token
+takes, P padded rows in blocks of Q.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from jaxdist.ops.product import platform, product
+
+BLOCK = 64  # rows
+Weights = tuple[Array, Array, Array]  # gate [E, D, F], up [E, D, F], down [E, F, D]
+
+
+def routed_experts(
+    x_BTD: Array,
+    weights: Weights,
+    chosen_BTK: Array,
+    shares_BTK: Array,
+    *,
+    activation: Callable[[Array, Array], Array],
+    compute_dtype: DTypeLike,
+    first: Array | int = 0,
+) -> Array:
+    """Sum over a token's experts of share * down(activation(gate(x), up(x))), [B, T, D] fp32.
+
+    `weights` are of the experts from number `first` on; what a token's other experts add is left
+    to whoever holds them. `chosen` are the experts' numbers, `shares` their weights in fp32.
+    """
+    gate_EDF, up_EDF, down_EFD = weights
+    x_ND, chosen_NK, shares_NK = (
+        a.reshape(-1, a.shape[-1]) for a in (x_BTD, chosen_BTK, shares_BTK)
+    )
+    block = BLOCK if platform() == "cpu" else 1
+    groups, row_P, place_NK = _groups(chosen_NK - first, gate_EDF.shape[0], block)
+    times = partial(grouped_dot, groups=groups, block=block, compute_dtype=compute_dtype)
+    x_PD = x_ND.astype(compute_dtype).at[row_P].get(mode="fill", fill_value=0)
+    y_PD = times(activation(times(x_PD, gate_EDF), times(x_PD, up_EDF)), down_EFD)
+    y_NKD = y_PD.at[place_NK].get(mode="fill", fill_value=0).astype(jnp.float32)
+    return (y_NKD * shares_NK[..., None]).sum(axis=1).reshape(x_BTD.shape)
+
+
+def _groups(expert_NK: Array, num_experts: int, block: int) -> tuple[Array, Array, Array]:
+    """Rows of each expert, padding included, [E]; each row's token [P]; each choice's row [N, K].
+
+    Choices of experts outside of [0, E) have row P, padding has token N: both are out of bounds.
+    """
+    num_tokens, num_choices = expert_NK.shape
+    size = num_tokens * num_choices
+    num_rows = (size // block + num_experts) * block
+    expert_M = expert_NK.reshape(-1)
+    expert_M = jnp.where((expert_M >= 0) & (expert_M < num_experts), expert_M, num_experts)
+    order_M = jnp.argsort(expert_M, stable=True)
+    counts_E = jnp.bincount(expert_M, length=num_experts + 1)
+    padded_E = -(-counts_E[:num_experts] // block) * block
+    # Where an expert's rows begin, among the sorted choices and among the padded rows.
+    begin_E = jnp.cumsum(counts_E) - counts_E
+    padded_begin_E = jnp.append(jnp.cumsum(padded_E) - padded_E, num_rows)
+    sorted_M = expert_M[order_M]
+    row_M = padded_begin_E[sorted_M] + jnp.arange(size) - begin_E[sorted_M]
+    row_M = jnp.where(sorted_M < num_experts, row_M, num_rows).astype(jnp.int32)
+    place_NK = jnp.zeros_like(row_M).at[order_M].set(row_M).reshape(expert_NK.shape)
+    no_token_P = jnp.full(num_rows, num_tokens, jnp.int32)
+    row_P = no_token_P.at[row_M].set((order_M // num_choices).astype(jnp.int32), mode="drop")
+    return padded_E.astype(jnp.int32), row_P, place_NK
+
+
+def grouped_dot(
+    x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: DTypeLike
+) -> Array:
+    """x's rows times the weight of their group, [P, F] in `compute_dtype`, accumulated in fp32.
+
+    `groups` [E] are the groups' sizes, multiples of `block`; rows after them become zeros.
+    """
+    if block == 1:
+        w_EDF = w_EDF.astype(compute_dtype)
+        precision = lax.Precision.HIGHEST if w_EDF.dtype == jnp.float32 else None
+        out_PF = lax.ragged_dot(
+            x_PD, w_EDF, groups, precision=precision, preferred_element_type=jnp.float32
+        )
+        return out_PF.astype(compute_dtype)
+    return _looped_dot(x_PD, w_EDF, groups, block, compute_dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _looped_dot(
+    x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
+) -> Array:
+    owners, num_blocks = _owners(x_PD, groups_E, block)
+
+    def body(index: Array, out_PF: Array) -> Array:
+        x_QD = lax.dynamic_slice_in_dim(x_PD, index * block, block)
+        out_QF = product(x_QD, w_EDF[owners[index]], ((1,), (0,)), compute_dtype=compute_dtype)
+        return lax.dynamic_update_slice_in_dim(
+            out_PF, out_QF.astype(compute_dtype), index * block, 0
+        )
+
+    start = _zeros((x_PD.shape[0], w_EDF.shape[2]), compute_dtype, x_PD, w_EDF)
+    return lax.fori_loop(0, num_blocks, body, start)
+
+
+def _looped_forward(x_PD: Array, w_EDF: Array, groups_E: Array, *static):
+    return _looped_dot(x_PD, w_EDF, groups_E, *static), (x_PD, w_EDF, groups_E)
+
+
+def _looped_backward(block: int, compute_dtype: DTypeLike, kept, dout_PF: Array):
+    x_PD, w_EDF, groups_E = kept
+    owners, num_blocks = _owners(x_PD, groups_E, block)
+
+    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        dx_PD, dw_EDF = carry
+        owner = owners[index]
+        x_QD, dout_QF = (lax.dynamic_slice_in_dim(a, index * block, block) for a in (x_PD, dout_PF))
+        dx_QD = product(dout_QF, w_EDF[owner], ((1,), (1,)), compute_dtype=compute_dtype)
+        dw_DF = product(x_QD, dout_QF, ((0,), (0,)), compute_dtype=compute_dtype)
+        dx_PD = lax.dynamic_update_slice_in_dim(dx_PD, dx_QD.astype(x_PD.dtype), index * block, 0)
+        return dx_PD, dw_EDF.at[owner].add(dw_DF)
+
+    start = (
+        _zeros(x_PD.shape, x_PD.dtype, w_EDF, dout_PF),
+        _zeros(w_EDF.shape, jnp.float32, x_PD, dout_PF),
+    )
+    dx_PD, dw_EDF = lax.fori_loop(0, num_blocks, body, start)
+    return dx_PD, dw_EDF.astype(w_EDF.dtype), None
+
+
+_looped_dot.defvjp(_looped_forward, _looped_backward)
+
+
+def _owners(x_PD: Array, groups_E: Array, block: int) -> tuple[Array, Array]:
+    """The expert of each block, and how many blocks have one."""
+    ends_E = jnp.cumsum(groups_E) // block
+    index = jnp.arange(x_PD.shape[0] // block)
+    return jnp.searchsorted(ends_E, index, side="right"), ends_E[-1]
+
+
+def _zeros(shape: tuple[int, ...], dtype: DTypeLike, *like: Array) -> Array:
+    """Zeros that vary over the mesh axes over which any of `like` does."""
+    never = jnp.zeros((), bool)
+    zero = sum(jnp.where(never, a.ravel()[0].astype(jnp.float32), 0.0) for a in like)
+    return jnp.broadcast_to(zero.astype(dtype), shape)
