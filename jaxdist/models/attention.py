@@ -50,6 +50,7 @@ class Attention(nnx.Module):
         self.softcap = config.attn_logit_softcapping
         self.mixes_windows = config.sliding_window_pattern is not None
 
+    @jax.named_scope("attention")
     def __call__(
         self,
         x_BTD: jax.Array,

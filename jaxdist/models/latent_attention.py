@@ -54,6 +54,7 @@ class LatentAttention(nnx.Module):
         self.kv_b_proj = linear(3, (kv_rank, kv_width), "latent", "heads")
         self.o_proj = linear(4, (heads * config.v_head_dim, hidden), "heads", "embed")
 
+    @jax.named_scope("attention")
     def __call__(
         self,
         x_BTD: jax.Array,

@@ -30,6 +30,7 @@ class MLP(nnx.Module):
         self.down_proj = Linear((inner, hidden), out_of, bias, key=down_key, init=init)
         self.activation = config.mlp
 
+    @jax.named_scope("mlp")
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         axes = ("batch", "length", "mlp")
         if self.gate_proj is None:

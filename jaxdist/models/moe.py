@@ -86,6 +86,7 @@ class MoE(nnx.Module):
         self.shared_experts = shared
         self.activation = config.mlp
 
+    @jax.named_scope("mlp")
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
         """The block's output [B, T, D], and the router's logits [B, T, E]."""
         logits_BTE, chosen_BTK, shares_BTK = self.gate(x_BTD)

@@ -37,6 +37,7 @@ def all_gather(x: Array, axis: str, dim: int, spec: P) -> Array:
     return _over_tp(lambda x: lax.all_gather(x, axis, axis=dim, tiled=True), spec)(x)
 
 
+@jax.named_scope("ring")
 def ring_shift(x: Array, axis: str, by: int, spec: P) -> Array:
     """Send `x` to the member `by` places further; always a full ring, never a partial one."""
     size = lax.axis_size(axis)

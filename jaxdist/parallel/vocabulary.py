@@ -49,6 +49,7 @@ class Vocabulary:
     residual_spec: P  # tp sharding of activations [B, T, D] between blocks
     softcap: float | None = None  # of the logits
 
+    @jax.named_scope("embed")
     def embed(self, table_VD: Array, tokens_BT: Array) -> Array:
         """Embedding [B, T, D] of tokens, the same on every stage."""
 
@@ -59,6 +60,7 @@ class Vocabulary:
 
         return _over_tp(own_rows, (_ROWS, P()), self.residual_spec)(table_VD, vary(tokens_BT))
 
+    @jax.named_scope("embed_backward")
     def add_embed_gradient(self, total_VD: Array, tokens_BT: Array, cotangent_BTD: Array) -> Array:
         """`total` with the gradient of this stage's rows; `cotangent` is the same on each stage."""
 
@@ -70,6 +72,7 @@ class Vocabulary:
         whole_BTD = lax.with_sharding_constraint(cotangent_BTD, _WHOLE)
         return _over_tp(own_rows, (_ROWS, P(), _WHOLE), _ROWS)(total_VD, vary(tokens_BT), whole_BTD)
 
+    @jax.named_scope("score")
     def score(
         self,
         norm: Norm,
@@ -147,12 +150,14 @@ class Vocabulary:
         )
 
 
+@jax.named_scope("score")
 def last_stage_to_all(x: Array, spec: P) -> Array:
     """The last stage's `x` on every stage."""
     is_last = lax.axis_index("pp") == lax.axis_size("pp") - 1
     return psum(jnp.where(is_last, x, jnp.zeros_like(x)), "pp", spec)
 
 
+@jax.named_scope("embed_backward")
 def first_stage_to_all(x: Array, spec: P) -> Array:
     """The first stage's `x` on every stage."""
     return psum(jnp.where(lax.axis_index("pp") == 0, x, jnp.zeros_like(x)), "pp", spec)

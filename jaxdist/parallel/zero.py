@@ -34,6 +34,7 @@ class Zero:
         """Whether gradients are summed over dp in each microbatch, into a shard."""
         return self.stage >= 2
 
+    @jax.named_scope("gather_parameters")
     def gather(self, layouts: Tree, parameters: Tree, layer: bool = False) -> Tree:
         """Whole parameters from the shards of ZeRO-3.
 
@@ -52,6 +53,7 @@ class Zero:
 
         return jax.tree.map(one, layouts, parameters)
 
+    @jax.named_scope("scatter_gradients")
     def scatter(self, layouts: Tree, gradients: Tree, layer: bool = False) -> Tree:
         """One microbatch's gradients, summed over dp and cut to the shard by ZeRO-2 and 3."""
         if not self.sums_each_microbatch:
@@ -77,6 +79,7 @@ class Zero:
 
         return jax.tree.map(one, layouts, parameters)
 
+    @jax.named_scope("reduce_gradients")
     def reduce(self, layouts: Tree, gradients: Tree) -> Tree:
         """The reduction after the loop: what no microbatch has summed over dp yet."""
 
