@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from jaxdist.inference.replica import Replica
+from jaxdist.inference.request import Request
+
 
 @dataclass(kw_only=True)
 class Counters:
@@ -17,7 +20,8 @@ class Counters:
         finished: Requests by finish reason, each of the n counted.
         num_draft_tokens, num_accepted_tokens: Guesses, and how many were right.
         host_seconds: Spent in steps outside of the runner.
-        runner_seconds: Spent waiting for results.
+        launch_seconds: Spent by the runner on handing steps to the device.
+        wait_seconds: Spent waiting for results.
     """
 
     num_steps: int = 0
@@ -28,7 +32,13 @@ class Counters:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     host_seconds: float = 0.0
-    runner_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+    @property
+    def runner_seconds(self) -> float:
+        """Spent in the runner."""
+        return self.launch_seconds + self.wait_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +98,29 @@ class EngineStats:
     counters: Counters
     replicas: Sequence[ReplicaStats]
     runner: Mapping[str, float]
+
+
+def replica_stats(replica: Replica, running: Sequence[Request]) -> ReplicaStats:
+    """Blocks of a replica, of whose requests some are among `running`."""
+    pool, size = replica.pool, replica.block_size
+    mine = [r for r in running if r.replica == replica.index]
+    held = sum(len(r.block_table) for r in mine) * size
+    tokens = sum(min(len(r.tokens) + r.num_pending, len(r.block_table) * size) for r in mine)
+    return ReplicaStats(
+        num_blocks=pool.num_total,
+        num_free=pool.num_free,
+        num_cached=pool.num_cached,
+        num_used=pool.num_used,
+        num_running=len(mine),
+        num_slots=len(replica.slots),
+        waste=1 - tokens / held if held else 0.0,
+    )
+
+
+def block_map(replica: Replica, running: Sequence[Request]) -> BlockMap:
+    """Who holds the blocks of a replica, of whose requests some are among `running`."""
+    holders, cached = replica.pool.states()
+    tables = [
+        (r.request_id, r.index, list(r.block_table)) for r in running if r.replica == replica.index
+    ]
+    return BlockMap(holders=holders, cached=cached, tables=tables)

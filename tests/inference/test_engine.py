@@ -10,9 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import BytesTokenizer
-from jaxdist.inference.engine import Engine, child_seed
+from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
+from jaxdist.inference.preparation import child_seed
 from jaxdist.inference.sampling_params import SamplingParams
 from tests.inference.fake_runner import FakeRunner, expected
 
