@@ -11,9 +11,11 @@ where it is what would have been sampled anyway, so speculation changes nothing.
 The order is vLLM's: log-probabilities of the raw logits; allowed tokens, biases, penalties,
 temperature, min_p, top_k, top_p, typical_p. The vocabulary is never sorted: a set of likeliest
 tokens is all that are at least as likely as a threshold, which is found by bisection, so tokens of
-one probability are in it or out of it together. Where nothing is allowed (masks that contradict
-each other) the end-of-sequence token comes out, which ends the request. Logits that are NaN count
-as forbidden.
+one probability are in it or out of it together. On the CPU a row looks first at the groups of
+columns that hold its highest logits, and at all of them only where those do not hold the set.
+
+Where nothing is allowed (masks that contradict each other) the end-of-sequence token comes out,
+which ends the request. Logits that are NaN count as forbidden.
 """
 
 from collections.abc import Callable
@@ -29,6 +31,8 @@ from jaxdist.inference.sampler_state import LANES, SamplerState
 
 # Columns of `rows`; drafts follow.
 SLOT, POSITION, COUNT, DRAFTS = range(4)
+# A row first tries to do with these many groups of columns, those of the highest logits.
+HIGHEST_GROUPS = 64
 
 
 class Logprobs(NamedTuple):
@@ -88,7 +92,7 @@ def sample(
             jnp.tile(jnp.arange(num_positions), num_rows),
             None if masks is None else masks.reshape(-1, masks.shape[-1]),
         )
-        choose = partial(_choose, state)
+        choose = partial(_choose, state, by_row)
         if by_row:
             tokens_N = jax.lax.map(
                 lambda one: choose(*jax.tree.map(lambda x: x[None], one))[0], (logits_NV, *each)
@@ -139,7 +143,12 @@ def _record(
 
 
 def _choose(
-    state: SamplerState, logits_NV: jax.Array, row: jax.Array, ahead: jax.Array, masks: jax.Array
+    state: SamplerState,
+    by_row: bool,
+    logits_NV: jax.Array,
+    row: jax.Array,
+    ahead: jax.Array,
+    masks: jax.Array | None,
 ) -> jax.Array:
     """Tokens int32 [N], of `row` [N, 3 + Q - 1] at `ahead` [N] drafts after its first position."""
     slot = jnp.minimum(row[:, SLOT], len(state.last) - 1)
@@ -166,7 +175,7 @@ def _choose(
         tokens = jax.lax.cond(
             jnp.any(temperature > 0),
             lambda: jnp.where(
-                temperature > 0, _draw(logits, numbers, whole, position), _argmax(logits)
+                temperature > 0, _draw(logits, numbers, whole, position, by_row), _argmax(logits)
             ),
             lambda: _argmax(logits),
         )
@@ -209,27 +218,66 @@ def _penalized(
 
 
 def _draw(
-    logits_NV: jax.Array, numbers: jax.Array, whole: jax.Array, position: jax.Array
+    logits_NV: jax.Array, numbers: jax.Array, whole: jax.Array, position: jax.Array, by_row: bool
 ) -> jax.Array:
     """Tokens [N] by temperature, filters, seed and position."""
     temperature = jnp.maximum(numbers[:, column.TEMPERATURE], 1e-5)  # vLLM's least
     likeliest = jnp.maximum(jnp.max(logits_NV, axis=-1), -3e38)
-    # Log of the probabilities' ratio to the likeliest's, at most 0, and that ratio.
-    log_NV = (logits_NV - likeliest[:, None]) / temperature[:, None]
-    ratio_NV = _filtered(log_NV, jnp.exp(log_NV), numbers, whole)
+    # Ratios of the probabilities to the likeliest's.
+    ratio_NV = jnp.exp((logits_NV - likeliest[:, None]) / temperature[:, None])
+    total = jnp.sum(ratio_NV, axis=-1)
     seed = jax.lax.bitcast_convert_type(whole[:, column.SEED :], jnp.uint32)
     uniform = jax.vmap(
         lambda seed, position: jax.random.uniform(
             jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
         )
     )(seed, position)
-    return _inverse(ratio_NV, uniform)
+
+    def everywhere() -> jax.Array:
+        return _inverse(_filtered(ratio_NV, total, numbers, whole), uniform)
+
+    ratio_NCL = _groups(ratio_NV, 0)
+    if not by_row or ratio_NCL.shape[1] <= HIGHEST_GROUPS:
+        return everywhere()
+    highest, group = jax.lax.top_k(jnp.max(ratio_NCL, axis=-1), HIGHEST_GROUPS + 1)
+    border, group = highest[:, -1], jnp.sort(group[:, :-1], axis=-1)
+    few = jnp.take_along_axis(ratio_NCL, group[:, :, None], axis=1).reshape(len(group), -1)
+
+    def among_few() -> jax.Array:
+        place = _inverse(_filtered(few, total, numbers, whole), uniform)
+        chosen = jnp.take_along_axis(group, place[:, None] // LANES, axis=-1)[:, 0]
+        return chosen.astype(jnp.int32) * LANES + place % LANES
+
+    holds_all = _holds_all(few, border, total, numbers, whole)
+    return jax.lax.cond(jnp.all(holds_all), among_few, everywhere)
+
+
+def _holds_all(
+    few: jax.Array, border: jax.Array, total: jax.Array, numbers: jax.Array, whole: jax.Array
+) -> jax.Array:
+    """Whether all that the filters keep is in `few`, which has every ratio above `border` [N].
+
+    top_p needs the sum of what the filters before it keep, so it decides only without them.
+    """
+    above = few > border[:, None]
+    min_p, top_k, top_p = (
+        numbers[:, column.MIN_P],
+        whole[:, column.TOP_K],
+        numbers[:, column.TOP_P],
+    )
+    alone = (min_p <= 0) & (top_k == column.ALL) & (top_p < 1)
+    mass = jnp.sum(jnp.where(above, few, 0), axis=-1)
+    enough = (jnp.sum(above, axis=-1) >= top_k) | (alone & (mass >= top_p * total))
+    return (min_p > border) | enough
 
 
 def _filtered(
-    log_NV: jax.Array, ratio_NV: jax.Array, numbers: jax.Array, whole: jax.Array
+    ratio_NV: jax.Array, total: jax.Array, numbers: jax.Array, whole: jax.Array
 ) -> jax.Array:
-    """`ratio_NV` with 0 for what min_p, top_k, top_p and typical_p leave out."""
+    """`ratio_NV` with 0 for what min_p, top_k, top_p and typical_p leave out.
+
+    ratio_NV: Of all columns, or of some that hold all that is kept. total: Of all columns.
+    """
 
     def step(ratio_NV: jax.Array, applies: jax.Array, keep: Callable[..., jax.Array]) -> jax.Array:
         return jax.lax.cond(
@@ -253,22 +301,23 @@ def _filtered(
         def mass(least: jax.Array | float) -> jax.Array:
             return jnp.sum(jnp.where(ratio_NV >= least, ratio_NV, 0), axis=-1, keepdims=True)
 
-        wanted = top_p * mass(0.0)
+        unfiltered = (min_p <= 0) & (top_k == column.ALL)
+        wanted = top_p * jnp.where(unfiltered, total[:, None], mass(0.0))
         return ratio_NV >= _largest(lambda least: mass(least) >= wanted, len(ratio_NV), 1.0)
 
     def typical(ratio_NV: jax.Array) -> jax.Array:
-        total = jnp.sum(ratio_NV, axis=-1, keepdims=True)
-        mean = jnp.sum(jnp.where(ratio_NV > 0, ratio_NV * log_NV, 0), axis=-1, keepdims=True)
-        distance = jnp.abs(jnp.where(ratio_NV > 0, log_NV, 0) - mean / total)
+        kept = jnp.sum(ratio_NV, axis=-1, keepdims=True)
+        log = jnp.log(jnp.where(ratio_NV > 0, ratio_NV, 1))
+        distance = jnp.abs(log - jnp.sum(ratio_NV * log, axis=-1, keepdims=True) / kept)
 
         def holds(most: jax.Array) -> jax.Array:
             mass = jnp.sum(jnp.where(distance < most, ratio_NV, 0), axis=-1, keepdims=True)
-            return mass < typical_p * total
+            return mass < typical_p * kept
 
         return distance <= _largest(holds, len(ratio_NV), jnp.inf)
 
     ratio_NV = step(ratio_NV, min_p[:, 0] > 0, lambda ratio: ratio >= min_p)
-    ratio_NV = step(ratio_NV, top_k[:, 0] < ratio_NV.shape[1], likeliest)
+    ratio_NV = step(ratio_NV, top_k[:, 0] < column.ALL, likeliest)
     ratio_NV = step(ratio_NV, top_p[:, 0] < 1, nucleus)
     return step(ratio_NV, typical_p[:, 0] < 1, typical)
 

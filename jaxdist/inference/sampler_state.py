@@ -19,6 +19,7 @@ from jaxdist.inference.sampling_params import LOGIT_BIASES, SamplingParams
 LANES = 128  # columns are worked on in groups of as many
 # Columns of `numbers` and `whole`.
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, REPETITION, PRESENCE, FREQUENCY = range(7)
+ALL = 2**31 - 1  # top_k that leaves none out
 TOP_K, MIN_TOKENS, PROMPT_LENGTH, DEAD_END, NUM_BIASES, SEED, SEED_LOW = range(7)
 
 
@@ -75,7 +76,7 @@ def slot_state(
     )
     seed = (params.seed or 0) % 2**64
     whole = (
-        min(params.top_k, num_columns) if params.top_k > 0 else num_columns,
+        params.top_k if 0 < params.top_k < num_columns else ALL,
         params.min_tokens,
         len(prompt_ids),
         eos_ids[0] if eos_ids else 0,

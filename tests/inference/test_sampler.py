@@ -109,8 +109,8 @@ def kept(
     if params.top_p < 1:
         keep &= until(-shares(), params.top_p + nudges[0])
     if params.typical_p < 1:
-        mean = np.sum(shares() * np.where(keep, log, 0))
-        far = np.abs(np.where(keep, log, 0) - mean).astype(np.float32)
+        surprise = np.log(np.where(keep, p, 1).astype(np.float32))
+        far = np.abs(surprise - np.sum(shares() * surprise)).astype(np.float32)
         keep &= until(np.where(keep, far, np.inf), params.typical_p + nudges[1])
     return keep, shares()
 
@@ -120,7 +120,8 @@ def device_kept(x: np.ndarray, params: SamplingParams) -> np.ndarray:
     one = slot_state(params, [1], eos_ids=[EOS], vocab_size=VOCAB, num_columns=COLUMNS)
     numbers, whole = jnp.asarray(one.numbers)[None], jnp.asarray(one.whole)[None]
     log = jnp.asarray((x - x.max()) / params.temperature, jnp.float32)[None]
-    return np.asarray(_filtered(log, jnp.exp(log), numbers, whole)[0] > 0)
+    ratio = jnp.exp(log)
+    return np.asarray(_filtered(ratio, jnp.sum(ratio, axis=-1), numbers, whole)[0] > 0)
 
 
 _filtered = jax.jit(sampler._filtered)
@@ -378,3 +379,38 @@ def test_starting_a_slot_leaves_the_others_and_compiles_once(logits: np.ndarray)
         lambda x, y: np.testing.assert_array_equal(np.array(x)[[0, 1, 3]], y), state, others
     )
     assert state.counts[2, 9] == 2 and state.last[2] == 8
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, top_p=0.9),
+        SamplingParams(seed=3, top_p=0.9, temperature=3.0),
+        SamplingParams(seed=4, top_k=20, top_p=0.95),
+        SamplingParams(seed=5, top_k=9000, top_p=0.5),
+        SamplingParams(seed=6, min_p=0.2, typical_p=0.7),
+        SamplingParams(seed=7, min_p=1e-6, top_p=0.9, typical_p=0.9),
+    ],
+    ids=["all", "top_p", "flat", "top_k", "many", "min_p", "little"],
+)
+def test_few_groups_do_where_they_hold_all(params: SamplingParams):
+    """Tokens of a large vocabulary, with the highest groups first and without."""
+    vocab = 20_000
+    rng = np.random.default_rng(0)
+    x = rng.permuted(np.tile(-2.5 * np.log(np.arange(1, vocab + 1)), (8, 1)), axis=1)
+    one = slot_state(params, [1], eos_ids=[0], vocab_size=vocab, num_columns=vocab)
+    numbers, whole = (jnp.tile(jnp.asarray(v), (8, 1)) for v in (one.numbers, one.whole))
+    x = jnp.asarray(x, jnp.float32)
+
+    def tokens(by_row: bool) -> np.ndarray:
+        draw = jax.jit(sampler._draw, static_argnums=4)
+        found = [
+            draw(x[i : i + 1], numbers[:1], whole[:1], jnp.array([i]), by_row) for i in range(8)
+        ]
+        return np.concatenate(found)
+
+    np.testing.assert_array_equal(tokens(True), tokens(False))
+    np.testing.assert_array_equal(
+        tokens(False), sampler._draw(x, numbers, whole, jnp.arange(8), False)
+    )
