@@ -9,7 +9,8 @@ values go to the null page).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,12 +63,13 @@ class Forward:
             pages = [Pages(*(pool[0, 0] for pool in layer)) for layer in pages]
             stage = lax.axis_index("pp") if mesh_shape.pp > 1 else 0
             ctx = self._context(Rows(step.positions, step.counts, step.tables))
-            x_BTE = rest.embed(tokens_BT, ctx)
+            x_BTE = rest.embed(tokens_BT, ctx, positions_BT)
             for turn in range(mesh_shape.pp):
                 counts = jnp.where(stage == turn, step.counts, 0)
                 ctx = self._context(Rows(step.positions, counts, step.tables))
                 for number, layer in enumerate(layers):
-                    x_BTE, pages[number] = layer(x_BTE, rope, ctx, pages[number])
+                    is_local = self._is_local(stage, number)
+                    x_BTE, pages[number] = layer(x_BTE, rope, ctx, pages[number], is_local)
                 x_BTE = ring_shift(x_BTE, "pp", 1, _WHOLE)
             if mesh_shape.pp > 1:  # the ring has brought the result to the first stage
                 x_BTE = psum(jnp.where(stage == 0, x_BTE, 0), "pp", _WHOLE)
@@ -107,13 +109,16 @@ class Forward:
         mesh = MeshShape(**self.mesh.shape)
         base = training_context(config, rules, mesh, None, self.compute_dtype)
         attend = _Attend(config=config, rows=rows, kv_dtype=self.kv_dtype, tp=mesh.tp)
-        return Context(
-            dot=base.dot,
-            dots=base.dots,
-            attend=attend,
-            constrain=base.constrain,
-            compute_dtype=base.compute_dtype,
-        )
+        return replace(base, attend=attend)
+
+    def _is_local(self, stage: Array | int, number: int) -> bool | Array | None:
+        """Whether layer `number` of a stage attends to the window only; None where all do alike."""
+        config, num_stages = self.weights.config, self.mesh.shape["pp"]
+        if not config.sliding_window_pattern:
+            return None
+        num_layers = config.num_hidden_layers // num_stages
+        local = [config.is_local(s * num_layers + number) for s in range(num_stages)]
+        return local[0] if len(set(local)) == 1 else jnp.array(local)[stage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +131,15 @@ class _Attend:
     tp: int
 
     def __call__(
-        self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache
+        self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache, **scores: Any
     ) -> tuple[Array, Cache]:
+        own_heads = partial(self._own_heads, **scores)
         if self.tp == 1:
-            return self._own_heads(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
+            return own_heads(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
         heads = P(None, None, "tp", None)
         kv_heads = heads if self.config.num_key_value_heads % self.tp == 0 else P()
         return jax.shard_map(
-            self._own_heads,
+            own_heads,
             axis_names={"tp"},
             in_specs=(heads, kv_heads, kv_heads, heads, P()),
             out_specs=(heads, heads),
@@ -141,7 +147,14 @@ class _Attend:
         )(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
 
     def _own_heads(
-        self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, pages: Pages, rows: Rows
+        self,
+        q_BTNH: Array,
+        k_BTKH: Array,
+        v_BTKH: Array,
+        pages: Pages,
+        rows: Rows,
+        is_local: bool | Array | None = None,
+        **scores: Any,
     ) -> tuple[Array, Pages]:
         """The heads of one member of tp, all of whose query heads share what it keeps."""
         if k_BTKH.shape[2] != pages.keys.shape[2]:
@@ -153,8 +166,9 @@ class _Attend:
             pages,
             rows,
             dtype=self.kv_dtype,
-            scale=self.config.head_dim**-0.5,
             sliding_window=self.config.sliding_window,
+            is_local=is_local,
+            **scores,
         )
         return out_BTNH, pages
 

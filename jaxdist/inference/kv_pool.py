@@ -93,10 +93,17 @@ def make(
     """Empty pages for each layer of a stage."""
     shape = MeshShape(**mesh.shape)
     heads = max(config.num_key_value_heads, shape.tp)
-    sizes = (shape.pp, shape.dp, num_blocks, options.block_size, heads, config.head_dim)
+    sizes = (shape.pp, shape.dp, num_blocks, options.block_size, heads)
     dtype = storage_dtype(options)
-    zeros = jax.jit(lambda: jnp.zeros(sizes, dtype), out_shardings=NamedSharding(mesh, SPEC))
-    return tuple(Pages(zeros(), zeros()) for _ in range(config.num_hidden_layers // shape.pp))
+
+    def zeros(width: int) -> jax.Array:
+        sharding = NamedSharding(mesh, SPEC)
+        return jax.jit(lambda: jnp.zeros((*sizes, width), dtype), out_shardings=sharding)()
+
+    return tuple(
+        Pages(zeros(config.head_dim), zeros(config.value_dim))
+        for _ in range(config.num_hidden_layers // shape.pp)
+    )
 
 
 def kv_dtype(options: RunnerOptions) -> jnp.dtype:
@@ -113,5 +120,5 @@ def storage_dtype(options: RunnerOptions) -> jnp.dtype:
 def _block_bytes(config: ModelConfig, mesh: MeshShape, options: RunnerOptions) -> int:
     heads = max(1, config.num_key_value_heads // mesh.tp)
     layers = config.num_hidden_layers // mesh.pp
-    numbers = 2 * layers * options.block_size * heads * config.head_dim
+    numbers = layers * options.block_size * heads * (config.head_dim + config.value_dim)
     return numbers * kv_dtype(options).itemsize

@@ -54,23 +54,25 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     )
     model = load(like)
     rest = without_layers(model)
-    leaves, structure = jax.tree.flatten(model.layers)
+    stacks = [jax.tree.flatten(s) for s in (model.dense_layers, model.layers) if s is not None]
     del model  # each stack is freed as soon as it is cut
-    num_layers = config.num_hidden_layers // shape.pp
-    pieces = _cut(leaves, shape.pp, num_layers)
-    layer_specs = jax.tree.map(lambda spec: P("pp", *spec[1:]), specs.layers)
+    layers = []
+    for leaves, structure in stacks:
+        count = leaves[0].shape[0] // shape.pp
+        layers += [jax.tree.unflatten(structure, layer) for layer in _cut(leaves, shape.pp, count)]
+    staged = jax.tree.map(lambda leaf: P("pp", *leaf.sharding.spec[1:]), layers)
     return Weights(
         config=config,
         rules=rules,
-        arrays=(rest, [jax.tree.unflatten(structure, layer) for layer in pieces]),
-        specs=(without_layers(specs), [layer_specs] * num_layers),
+        arrays=(rest, layers),
+        specs=(without_layers(specs), staged),
     )
 
 
 def without_layers(model: Transformer) -> Transformer:
-    """The same model object's other half: embedding, final norm, head."""
+    """The model's other half: embedding, final norm, head."""
     other = copy.copy(model)
-    other.layers = None
+    other.layers = other.dense_layers = None
     return other
 
 

@@ -66,6 +66,11 @@ class RunnerOptions:
         """Refuse what this model or this mesh cannot do."""
         self.model_len(config)
         check_model_on_mesh(config, mesh)
+        if config.first_k_dense_replace and mesh.pp > 1:
+            raise UsageError(
+                f"pp={mesh.pp}: the stages of a model whose first layers are of another kind "
+                "cannot be alike; choose pp=1"
+            )
         if self.max_num_seqs % mesh.dp:
             raise UsageError(
                 f"max-num-seqs={self.max_num_seqs} is not divisible by dp={mesh.dp}, so the "

@@ -1,7 +1,8 @@
 """Attention over keys and values that lie in pages, and the writing of new ones.
 
 Shapes: B rows, T queries of a row, W pages of a row's table, P pages of the pool, C tokens a page,
-S = W * C keys of a row, N query heads, K key/value heads (N = K * G), H head dim.
+S = W * C keys of a row, N query heads, K key/value heads (N = K * G), H head dim, that of the
+values perhaps another.
 
 A pool holds 16-bit floats as their bits (see `parallel/stacks.py`): XLA:CPU would scatter into
 bf16 by way of fp32, a copy of the whole pool. Page 0 belongs to nobody: padding writes there.
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxdist.ops.attention import masked_attention
+from jaxdist.ops.attention import attention_mask, masked_attention
 
 
 class Pages(NamedTuple):
@@ -56,28 +57,23 @@ def reference_paged_attention(
     rows: Rows,
     *,
     dtype: DTypeLike,
-    scale: float,
-    sliding_window: int | jax.Array | None = None,
+    sliding_window: int | None = None,
+    is_local: bool | jax.Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
-    """The plain way: all pages of every row gathered, one masked softmax; [B, T, N, H]."""
+    """The plain way: all pages of every row gathered, one masked softmax; [B, T, N, Hv].
+
+    The arguments are those of `causal_attention`.
+    """
     k_BSKH, v_BSKH = (
         _floats(pool, dtype)[rows.tables].reshape(q_BTNH.shape[0], -1, *pool.shape[2:])
         for pool in pages
     )
-    seen_BTS = visible(rows, q_BTNH.shape[1], jnp.arange(k_BSKH.shape[1]), sliding_window)
-    return masked_attention(q_BTNH, k_BSKH, v_BSKH, seen_BTS, scale=scale)
-
-
-def visible(
-    rows: Rows, num_queries: int, keys_S: jax.Array, sliding_window: int | jax.Array | None
-) -> jax.Array:
-    """Which keys, by position, each query sees, [B, T, S] bool; at least one, its own."""
-    query_BT1 = (rows.positions[:, None] + jnp.arange(num_queries)[None, :])[:, :, None]
-    distance_BTS = query_BT1 - keys_S[None, None, :]
-    seen_BTS = distance_BTS >= 0
-    if sliding_window is not None:
-        seen_BTS &= distance_BTS < sliding_window
-    return seen_BTS
+    query_BT = rows.positions[:, None] + jnp.arange(q_BTNH.shape[1])[None, :]
+    key_1S = jnp.arange(k_BSKH.shape[1])[None, :]
+    seen_BTS = attention_mask(query_BT, key_1S, sliding_window=sliding_window, is_local=is_local)
+    return masked_attention(q_BTNH, k_BSKH, v_BSKH, seen_BTS, scale=scale, softcap=softcap)
 
 
 def _places(rows: Rows, num_queries: int, page_size: int) -> tuple[jax.Array, jax.Array]:
