@@ -10,6 +10,7 @@ from jaxdist.config.errors import UsageError, did_you_mean, one_line_errors
 VERBS = {
     "train": "Train a model as a config says.",
     "generate": "Write text with a trained model.",
+    "serve": "Serve a model under OpenAI's API, with a chat page.",
     "convert": "Turn a run, a Hugging Face folder or a GGUF file into one another.",
 }
 

@@ -1,6 +1,6 @@
 """The routes: which request is answered by what."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -66,7 +67,7 @@ def make_app(service: Service) -> FastAPI:
     _add_texts(app, service, metrics)
     _add_models(app, service)
     _add_state(app, service, metrics)
-    app.mount("/", _Page(directory=PAGE, html=True))
+    app.mount("/", _Page(list(app.routes)))
     app.add_exception_handler(APIError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_middleware(Gate, service=service)
@@ -224,11 +225,20 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
 
 
 class _Page(StaticFiles):
-    """The page's files; nothing from elsewhere is loaded by them."""
+    """The page's files; nothing from elsewhere is loaded by them.
+
+    What no route takes ends here: also the right path with the wrong method, for which `routes`
+    are asked.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute]):
+        super().__init__(directory=PAGE, html=True)
+        self.routes = routes
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        if scope["method"] not in ("GET", "HEAD"):
-            raise HTTPException(404)
+        known = any(route.matches(scope)[0] is Match.PARTIAL for route in self.routes)
+        if known or scope["method"] not in ("GET", "HEAD"):
+            raise HTTPException(405 if known else 404)
         return await super().get_response(path, scope)
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:

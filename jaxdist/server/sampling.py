@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxdist.config import UsageError
 from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
-from jaxdist.server.errors import APIError
+from jaxdist.server.errors import APIError, refused
 from jaxdist.server.protocol import ChatRequest, CompletionRequest, Generation
 
 # Fields that are passed on under their own names where they are given.
@@ -66,7 +67,10 @@ def showing_special_tokens(params: SamplingParams) -> SamplingParams:
 def _build(fields: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     if max_tokens == 0:
         raise APIError("max_tokens=0 must be at least 1", param="max_tokens")
-    return SamplingParams(**fields, max_tokens=max_tokens, logprobs=logprobs)
+    try:
+        return SamplingParams(**fields, max_tokens=max_tokens, logprobs=logprobs)
+    except UsageError as error:
+        raise refused(str(error)) from None
 
 
 def _common(request: Generation) -> dict[str, Any]:
@@ -79,8 +83,6 @@ def _common(request: Generation) -> dict[str, Any]:
         fields["stop"] = tuple(stops)
     if request.logit_bias:
         fields["logit_bias"] = _by_id(request.logit_bias)
-    if "seed" in fields:  # the engine's are of 32 bits
-        fields["seed"] = _folded(fields["seed"])
     fields["structured"] = _structured(request)
     return fields
 
@@ -90,12 +92,6 @@ def _by_id(bias: dict[str, float]) -> dict[int, float]:
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
             raise APIError("logit_bias: its keys must be token ids", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-def _folded(seed: int) -> int:
-    """A seed of 64 bits in 32; small ones stay as they are."""
-    seed %= 2**64
-    return (seed ^ seed >> 32) % 2**32
 
 
 def _structured(request: Generation) -> StructuredOutput | None:
@@ -133,4 +129,7 @@ def _structured(request: Generation) -> StructuredOutput | None:
     name, kinds = given[0]
     if kinds.get("choice") == []:
         raise APIError(f"{name}: choice must hold at least one text", param=name)
-    return StructuredOutput(**kinds)
+    try:
+        return StructuredOutput(**kinds)
+    except UsageError as error:
+        raise APIError(str(error)[:1000], param=name) from None

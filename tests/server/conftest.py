@@ -136,13 +136,13 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture(scope="session")
 def server(serve, tokenizer) -> Server:
-    """One that writes lower-case letters, spaces and ends."""
-    letters = [tokenizer.encode(char)[0] for char in "abcdefgh "]
+    """One that writes lower-case letters and ends."""
+    letters = [tokenizer.encode(char)[0] for char in "abcdefgh"]
     return serve(
         ServerOptions(names=("small", "alias")),
         tokenizer=tokenizer,
         template=CHATML,
         words=[*letters, tokenizer.eos_id],
-        max_model_len=512,
-        num_blocks=400,
+        max_model_len=1024,
+        num_blocks=600,
     )

@@ -117,7 +117,7 @@ def test_embeddings_have_length_one(server):
 def test_text_becomes_ids_and_back(server, tokenizer):
     told = server.post("/tokenize", {"prompt": "ab<s>", "return_token_strs": True}).json()
     assert told["tokens"] == tokenizer.encode("ab<s>") and told["count"] == len(told["tokens"])
-    assert "".join(told["token_strs"]) == "ab<s>" and told["max_model_len"] == 512
+    assert "".join(told["token_strs"]) == "ab<s>" and told["max_model_len"] == 1024
     assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "ab<s>"}
     chat = server.post("/tokenize", {"messages": USER}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
@@ -137,8 +137,8 @@ def test_models_have_names(server):
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
-        ("/v1/completions", {"prompt": "a" * 600}, 400, "prompt"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a" * 1100}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1100}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": ""}, 400, "prompt"),
         ("/v1/completions", {"prompt": []}, 400, "prompt"),
         ("/v1/completions", {"prompt": [9999]}, 400, "prompt"),
@@ -161,9 +161,9 @@ def test_what_cannot_be_is_refused(server, path, body, status, param):
 
 
 def test_a_prompt_that_is_too_long_says_both_numbers(server):
-    error = server.post("/v1/completions", {"prompt": "a" * 600}).json()["error"]
+    error = server.post("/v1/completions", {"prompt": "a" * 1100}).json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert "600" in error["message"] and "512" in error["message"]
+    assert "1100" in error["message"] and "1024" in error["message"]
 
 
 @pytest.mark.parametrize(

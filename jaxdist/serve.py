@@ -1,0 +1,95 @@
+"""`python -m jaxdist.serve`: OpenAI's API and a chat page in front of a model."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from jaxdist import platform
+from jaxdist.config import UsageError, one_line_errors
+from jaxdist.config.options import parse_options
+
+if TYPE_CHECKING:
+    from jaxdist.server.options import Options
+    from jaxdist.server.service import Model
+    from jaxdist.training.model_source import ModelSource
+
+_PACKAGES = ("fastapi", "uvicorn", "jinja2", "prometheus_client", "llguidance")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, check, load, serve until a signal; returns the exit code."""
+    with one_line_errors():
+        missing = [name for name in _PACKAGES if find_spec(name) is None]
+        if missing:
+            raise UsageError(
+                f"serving needs the package {missing[0]}; pip install 'jaxdist[serve]'"
+            )
+        from jaxdist.server.options import Options
+
+        options = parse_options(Options, sys.argv[1:] if argv is None else argv, "jaxdist serve")
+        serve(options)
+    return 0
+
+
+def serve(options: "Options") -> None:
+    """Serve. UsageError where something is wrong; all that can be is checked before loading."""
+    platform.leave_at_signals()
+    mesh, runner, server = options.mesh_shape, options.runner(), options.server()
+    options.engine(), options.template()
+    if options.simulate:
+        platform.simulate_devices(mesh.size)
+    platform.compilation_cache()
+    # JAX is loaded here, after the platform is chosen and the options are known to be right.
+    import jax
+
+    from jaxdist.server.lifecycle import open_socket, run
+    from jaxdist.server.service import Service
+    from jaxdist.training.model_source import open_model
+
+    source = open_model(options.model)
+    if source.tokenizer is None:
+        raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
+    runner.check(source.config, mesh.resolve(jax.device_count()))
+    sock = open_socket(options.host, options.port)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("jaxdist.server").setLevel(logging.INFO)
+    run(Service(server), sock, lambda: load(options, source))
+
+
+def load(options: "Options", source: "ModelSource") -> "Model":
+    """Read the weights and compile, with a bar that says how far it is."""
+    import jax
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from jaxdist.data.tokenizer import load_tokenizer
+    from jaxdist.inference.async_engine import AsyncEngine
+    from jaxdist.inference.load import load_engine
+    from jaxdist.server.chat import Chat
+    from jaxdist.server.service import Model
+    from jaxdist.server.token_text import TokenText
+
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    tokenizer = load_tokenizer(str(source.tokenizer))
+    chat = Chat(tokenizer, source.companions(), template=options.template())
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading the weights", total=None)
+        engine = load_engine(
+            source,
+            mesh=options.mesh_shape.resolve(jax.device_count()),
+            runner_options=options.runner(),
+            engine_options=options.engine(),
+            tokenizer=tokenizer,
+            progress=lambda done, of, name: bar.update(
+                task, completed=done, total=of, description=f"compiling {name}"
+            ),
+        )
+    print(getattr(engine.runner, "pool", ""), flush=True)
+    text_of = TokenText(tokenizer)
+    return Model(engine=AsyncEngine(engine), tokenizer=tokenizer, chat=chat, text_of=text_of)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What the command line of `python -m jaxdist.serve` can say."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxdist.config import MeshShape, UsageError, limits
+from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.server.limits import Limits
+from jaxdist.server.service import ServerOptions
+
+API_KEY = "JAXDIST_API_KEY"  # one more key, which no list of processes shows
+
+
+def _option(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options, by their names; each says what it is in its help."""
+
+    model: str = field(
+        metadata={
+            "help": "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
+        }
+    )
+    mesh: str = _option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    simulate: bool = _option(False, "Let the CPU stand in for all devices of the mesh.")
+    host: str = _option("127.0.0.1", "Address to listen on; 0.0.0.0 serves other machines.")
+    port: int = _option(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = _option((), "The model's name for clients; repeatable.")
+    api_key: tuple[str, ...] = _option(
+        (), f"A key that clients must send; repeatable. {API_KEY} in the environment adds one."
+    )
+    cors_origin: tuple[str, ...] = _option(
+        (), "An origin whose pages may use the server from a browser; repeatable, * for all."
+    )
+    chat_template: str | None = _option(None, "A file to take the chat template from.")
+    dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
+    kv_dtype: str | None = _option(None, "Of cached keys and values; --dtype by default.")
+    block_size: int = _option(16, "Tokens of one block of the KV cache.")
+    num_blocks: int | None = _option(None, "Blocks of a replica; by default from free memory.")
+    memory_fraction: float | None = _option(None, "Share of the free memory for the KV cache.")
+    max_num_seqs: int = _option(32, "Most sequences that run at a time.")
+    max_num_batched_tokens: int | None = _option(None, "Most tokens of a replica in a step.")
+    max_model_len: int | None = _option(None, "Most tokens of a sequence; the model's by default.")
+    no_prefix_caching: bool = _option(False, "Compute each prompt whole.")
+    policy: str = _option(
+        "fcfs", "Who is served first: fcfs, or lpm for the longest cached prefix."
+    )
+    speculative_tokens: int = _option(0, "Most tokens guessed at a time from repeated text.")
+    seed: int | None = _option(None, "Makes the answers to requests without a seed reproducible.")
+    max_queued: int = _option(512, "Sequences that may wait; above it requests are refused (429).")
+    max_concurrent: int = _option(1024, "Requests that may be open at a time.")
+    request_timeout: float = _option(600.0, "Seconds that a request may take.")
+    max_body_bytes: int = _option(16 * 2**20, "Of a request's body.")
+    grace: float = _option(30.0, "Seconds that running requests have to finish after SIGTERM.")
+    log_text: bool = _option(False, "Put prompts and answers into the log.")
+    prompt_details: bool = _option(False, "Tell in the usage how many prompt tokens were cached.")
+
+    def __post_init__(self):
+        limits.whole("port", self.port, 0, 65535)
+        limits.number("grace", self.grace, 0)
+        if "" in (*self.api_key, *self.served_model_name):
+            raise UsageError("--api-key and --served-model-name must not be empty")
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """The mesh. UsageError where --simulate cannot know its size."""
+        mesh = MeshShape.parse(self.mesh)
+        if self.simulate and not mesh.is_resolved:
+            raise UsageError(f"mesh {mesh}: with --simulate write the number instead of -1")
+        return mesh
+
+    def runner(self) -> RunnerOptions:
+        """Of the device's side."""
+        names = "block_size num_blocks memory_fraction max_num_seqs max_model_len dtype kv_dtype"
+        same = {name: getattr(self, name) for name in names.split()}
+        return RunnerOptions(**same, max_drafts=self.speculative_tokens)
+
+    def engine(self) -> EngineOptions:
+        """Of the host's side."""
+        return EngineOptions(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            policy=self.policy,
+            enable_prefix_caching=not self.no_prefix_caching,
+            num_speculative_tokens=self.speculative_tokens,
+            seed=self.seed,
+        )
+
+    def server(self) -> ServerOptions:
+        """Of the server."""
+        extra = os.environ.get(API_KEY)
+        path = Path(self.model)
+        return ServerOptions(
+            names=self.served_model_name or (path.stem if path.suffix == ".gguf" else path.name,),
+            api_keys=(*self.api_key, *([extra] if extra else [])),
+            cors_origins=self.cors_origin,
+            log_text=self.log_text,
+            prompt_details=self.prompt_details,
+            limits=Limits(
+                max_body_bytes=self.max_body_bytes,
+                max_queued=self.max_queued,
+                max_concurrent=self.max_concurrent,
+                request_timeout=self.request_timeout,
+            ),
+            grace=self.grace,
+        )
+
+    def template(self) -> str | None:
+        """The chat template that was given. UsageError where it cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--chat-template {self.chat_template}: {error}") from None
