@@ -6,7 +6,7 @@ weights are the business of `jaxdist.data.tokenizer_files`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,10 @@ from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.interop.huggingface_config import architecture_of, read_config
 from jaxdist.interop.huggingface_families import FAMILIES, Place, places, tensor_shapes
-from jaxdist.interop.leaves import STACK
 from jaxdist.interop.safetensors_file import open_safetensors, read_json
 
 CONFIG = "config.json"
 LARGEST_CONFIG = 10_000_000  # bytes
-IGNORED = ".rotary_emb.inv_freq"  # a table that old versions saved and nothing reads
 TIED = "lm_head.weight"  # may be saved although it is the embedding
 
 
@@ -68,30 +66,32 @@ class HuggingFaceFolder:
         """Our names of the weights."""
         return tuple(self._checked[0])
 
-    def load(self, name: str, layer: int | None = None) -> np.ndarray:
-        """A weight in its stored dtype as a view of the file, [in, out], [V, D] or [size]."""
+    def load(self, name: str, layer: int | None = None) -> "np.ndarray | StackOfViews":
+        """A weight in its stored dtype as a view of the file, [in, out], [V, D] or [size].
+
+        Experts, [E, in, out], are a tensor each: only those that are indexed are read.
+        """
         found, tensors = self._checked
         place = found[name]
-        tensor = tensors[place.tensor.format(layer=layer)]
         own = slice(place.start, place.stop)
-        part = tensor[own] if place.outputs_first else tensor[..., own]
-        return part.T if place.transposed else part
+        parts = []
+        for tensor in (tensors[name] for name in place.tensors(layer)):
+            part = tensor[own] if place.outputs_first else tensor[..., own]
+            parts.append(part.T if place.transposed else part)
+        return StackOfViews(parts) if place.num_experts else parts[0]
 
     def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
         """(name, layer or None, array) of every weight, a whole stack after the other."""
-        for name in self.tensor_names:
-            if name.startswith(STACK):
-                for layer in range(self.config.num_hidden_layers):
-                    yield name, layer, self.load(name, layer)
-            else:
-                yield name, None, self.load(name)
+        for name, place in self._checked[0].items():
+            for layer in place.layers:
+                yield name, layer, np.asarray(self.load(name, layer))
 
     @cached_property
     def _checked(self) -> tuple[dict[str, Place], Mapping[str, np.ndarray]]:
         """Where our weights lie, once the folder is known to hold them all and nothing else."""
         architecture = architecture_of(self.values, str(self.folder / CONFIG))
         family = FAMILIES[architecture]
-        tensors = open_safetensors(self.folder)
+        tensors = _with_prefix(open_safetensors(self.folder), family.layers.partition(".")[0])
         layers = self.config.num_hidden_layers
         if layers > len(tensors):  # before anything as long as that is made
             raise UsageError(
@@ -100,7 +100,7 @@ class HuggingFaceFolder:
             )
         expected = tensor_shapes(family, self.config)
         _refuse("missing", [name for name in expected if name not in tensors], self.folder)
-        extra = [name for name in tensors if name not in expected and not name.endswith(IGNORED)]
+        extra = [n for n in tensors if n not in expected and not n.endswith(family.buffers)]
         if self.config.tie_word_embeddings:
             extra = [name for name in extra if name != TIED]
         _refuse(f"not part of {architecture}", extra, self.folder)
@@ -111,6 +111,29 @@ class HuggingFaceFolder:
                     f"{CONFIG} asks for {list(shape)}"
                 )
         return places(family, self.config), tensors
+
+
+class StackOfViews:
+    """Views of one shape as an array with one dim more, of which indexing copies what it takes."""
+
+    def __init__(self, views: Sequence[np.ndarray]):
+        self._views = views
+        self.shape = (len(views), *views[0].shape)
+        self.dtype = views[0].dtype
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        first, *rest = index
+        return np.stack([view[tuple(rest)] for view in self._views[first]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.stack(self._views).astype(dtype or self.dtype, copy=False)
+
+
+def _with_prefix(tensors: Mapping[str, np.ndarray], base: str) -> Mapping[str, np.ndarray]:
+    """The tensors by a whole model's names, where they were saved without its head's class."""
+    if any(name.startswith(f"{base}.") for name in tensors):
+        return tensors
+    return {name if name == TIED else f"{base}.{name}": t for name, t in tensors.items()}
 
 
 def _refuse(what: str, names: list[str], folder: Path) -> None:

@@ -23,12 +23,13 @@ REQUIRED = (
 )
 # Keys that change the arithmetic in ways ModelConfig cannot express, and what they may say.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
     "is_encoder_decoder": (None, False),
     "add_cross_attention": (None, False),
 }
+ORIGINAL = "original_max_position_embeddings"
+LAYER_KINDS = {"full_attention", "sliding_attention"}
 ROPE = ("rope_parameters", "rope_scaling")  # the key since transformers 5, and before
 # What a token is used for, which only the tokenizer and the generation know.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -45,30 +46,42 @@ def read_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         UsageError: For an architecture, field or value that our model does not express.
     """
     family = family_of(architecture_of(values, where), where)
+    values = {family.renamed.get(key, key): value for key, value in values.items()}
     known = {**BASE_DEFAULTS, **family.defaults, **values}
-    for key, neutral in NEUTRAL.items():
-        if key in known and known[key] not in neutral:
+    if family.implies.get("position_embedding") == "learned":
+        known |= {"num_key_value_heads": None, "head_dim": None}  # not keys of such models
+    activation, *activations = family.activation
+    neutral = {**NEUTRAL, **family.neutral, activation: tuple(activations)}
+    for key, allowed in neutral.items():
+        if key in known and known[key] not in allowed:
             asked = str(known[key])[:80]
             raise UsageError(f"{where}: {key}={asked} asks for what no model here can express")
-    missing = [key for key in REQUIRED if key not in values]
+    if family.key("intermediate_size") == "n_inner" and known.get("n_inner") is None:
+        known["n_inner"] = 4 * known["n_embd"] if isinstance(known.get("n_embd"), int) else None
+    needed = {name: family.key(name) for name in REQUIRED}
+    missing = [key for key in needed.values() if known.get(key) is None]
     if missing:
         raise UsageError(f"{where}: {', '.join(missing)} missing")
-    theta, scaling = _rope(known, where)
     optional = {"initializer_range"} & values.keys()
+    own = {name: key for name, key in family.keys.items() if known.get(key) is not None}
     try:
-        return ModelConfig(
-            **{key: values[key] for key in (*REQUIRED, *optional)},
-            num_key_value_heads=known.get("num_key_value_heads") or 0,
-            head_dim=known.get("head_dim") or 0,
-            max_position_embeddings=known["max_position_embeddings"],
-            rms_norm_eps=known["rms_norm_eps"],
-            rope_theta=theta,
-            rope_scaling=scaling,
-            sliding_window=_window(family, known, where),
-            tie_word_embeddings=known["tie_word_embeddings"],
+        found = {
+            **{name: known[key] for name, key in needed.items()},
+            **{key: values[key] for key in optional},
+            "num_key_value_heads": known.get("num_key_value_heads") or 0,
+            "head_dim": known.get("head_dim") or 0,
+            "max_position_embeddings": known[family.key("max_position_embeddings")],
+            "rms_norm_eps": known[family.key("rms_norm_eps")],
+            "tie_word_embeddings": known["tie_word_embeddings"],
+            **{name: known[key] for name, key in own.items()},
+            **_windows(family, known, where),
             **family.implies,
             **{name: known.get(key, False) for name, key in family.switches.items()},
-        )
+            **_rope(family, known, where),
+        }
+        if found["sliding_window"] is None:
+            found.pop("rope_local_base_freq", None)
+        return ModelConfig(**found)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 
@@ -104,15 +117,23 @@ def write_config(
     architectures = origin.get("architectures") or [None]
     architecture = architecture_for(config, architectures[0])
     family = FAMILIES[architecture]
-    sizes = (*REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings")
+    sizes = [*REQUIRED, "max_position_embeddings", "rms_norm_eps"]
+    rope: dict[str, Any] = {}
+    if config.position_embedding == "rope":
+        sizes += ["num_key_value_heads", *(() if config.kv_lora_rank else ("head_dim",))]
+        rope = {"rope_theta": config.rope_theta, "rope_scaling": thawed(config.rope_scaling)}
+        original = (config.rope_scaling or {}).get(ORIGINAL)
+        if original is not None and ORIGINAL in family.defaults:
+            rope[ORIGINAL] = original
+    activation, written, *_ = family.activation
     return {
         "architectures": [architecture],
         "model_type": family.model_type,
-        **{key: getattr(config, key) for key in sizes},
-        "hidden_act": "silu",
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": thawed(config.rope_scaling),
+        **{family.key(name): getattr(config, name) for name in sizes},
+        **{key: getattr(config, name) for name, key in family.keys.items()},
+        **({} if config.q_lora_rank or not config.kv_lora_rank else {"q_lora_rank": None}),
+        activation: written,
+        **rope,
         **_window_keys(family, config),
         **{key: getattr(config, name) for name, key in family.switches.items()},
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -130,39 +151,53 @@ def stored_dtype(values: Mapping[str, Any]) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
-def _rope(known: Mapping[str, Any], where: str) -> tuple[Any, dict[str, Any] | None]:
-    """(theta, scaling or None)."""
+def _rope(family: Family, known: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """rope_theta, rope_scaling and, where some layers have their own, rope_local_base_freq."""
     name = next((key for key in ROPE if known.get(key)), ROPE[0])
     given = known.get(name) or {}
     if not isinstance(given, Mapping):
         raise UsageError(f"{where}: {name} must be a mapping")
-    nested = [key for key, value in given.items() if isinstance(value, Mapping)]
+    found: dict[str, Any] = {}
+    nested = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     if nested:
-        raise UsageError(
-            f"{where}: {name} differs between layers ({', '.join(nested)}), which no model here "
-            "can express"
-        )
+        local = nested.get("sliding_attention", {})
+        plain = local.get("rope_type", "default") == "default"
+        if "rope_local_base_freq" not in family.keys or not (
+            nested.keys() <= LAYER_KINDS and plain
+        ):
+            raise UsageError(
+                f"{where}: {name} differs between layers ({', '.join(nested)}), which no model "
+                "here can express"
+            )
+        given = nested.get("full_attention", {})
+        if "rope_theta" in local:
+            found["rope_local_base_freq"] = local["rope_theta"]
     scaling = dict(given)
     theta = scaling.pop("rope_theta", None) or known.get("rope_theta") or 10000.0
     partial = scaling.pop("partial_rotary_factor", None)
     if partial not in NEUTRAL["partial_rotary_factor"]:
         raise UsageError(f"{where}: {name}.partial_rotary_factor={partial} is not 1")
     kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "su":  # the first name of longrope
+        scaling = {"rope_type": "longrope", **scaling, "type": "longrope"}
+        kind = scaling["rope_type"] = "longrope"
     if kind in (None, "default") and not scaling.keys() - {"rope_type", "type"}:
-        return theta, None
-    original = known.get("original_max_position_embeddings")
+        return {"rope_theta": theta, "rope_scaling": None, **found}
+    original = known.get(ORIGINAL)
     if original is not None and kind in ("longrope", "yarn"):
-        scaling.setdefault("original_max_position_embeddings", original)
-    return theta, scaling
+        scaling.setdefault(ORIGINAL, original)
+    return {"rope_theta": theta, "rope_scaling": scaling, **found}
 
 
-def _window(family: Family, known: Mapping[str, Any], where: str) -> int | None:
-    """Size of the sliding window of all layers, in tokens; None for none."""
+def _windows(family: Family, known: Mapping[str, Any], where: str) -> dict[str, int | None]:
+    """sliding_window and sliding_window_pattern."""
     window = known.get("sliding_window", 4096)
+    if family.window == "by layer":
+        return _windows_by_layer(family, known, window, where)
     if family.window == "by size":
-        return window
+        return {"sliding_window": window}
     if family.window == "never" or not known.get("use_sliding_window") or window is None:
-        return None
+        return {"sliding_window": None}
     layers = known["num_hidden_layers"]
     full = known.get("max_window_layers", 28)  # this many from the first on attend to everything
     kinds = known.get("layer_types") or (["full_attention"] if full > 0 else ["sliding_attention"])
@@ -173,7 +208,27 @@ def _window(family: Family, known: Mapping[str, Any], where: str) -> int | None:
             f"{where}: only some of the {layers} layers have a sliding window (max_window_layers, "
             "layer_types), which no model here can express"
         )
-    return window if kinds[0] == "sliding_attention" else None
+    return {"sliding_window": window if kinds[0] == "sliding_attention" else None}
+
+
+def _windows_by_layer(
+    family: Family, known: Mapping[str, Any], window: Any, where: str
+) -> dict[str, int | None]:
+    pattern, kinds = known.get("sliding_window_pattern", family.pattern), known.get("layer_types")
+    if window is None or kinds is None:
+        return {"sliding_window": window, "sliding_window_pattern": window and pattern}
+    if not isinstance(kinds, list) or not set(map(str, kinds)) <= LAYER_KINDS:
+        raise UsageError(f"{where}: layer_types={str(kinds)[:80]} must list {LAYER_KINDS}")
+    local = [kind == "sliding_attention" for kind in kinds]
+    if not any(local):
+        return {"sliding_window": None, "sliding_window_pattern": None}
+    for every in (pattern, *range(2, len(local) + 1), None):
+        if local == [every is None or (layer + 1) % every != 0 for layer in range(len(local))]:
+            return {"sliding_window": window, "sliding_window_pattern": every}
+    raise UsageError(
+        f"{where}: layer_types is none of the patterns here, in which every n-th layer attends to "
+        "all tokens"
+    )
 
 
 def _window_keys(family: Family, config: ModelConfig) -> dict[str, Any]:
@@ -182,6 +237,15 @@ def _window_keys(family: Family, config: ModelConfig) -> dict[str, Any]:
         return {}
     if family.window == "by size":
         return {"sliding_window": window}
+    if family.window == "by layer":
+        local = map(config.is_local, range(layers))
+        kinds = ["sliding_attention" if is_local else "full_attention" for is_local in local]
+        pattern = config.sliding_window_pattern
+        return {
+            "sliding_window": window,
+            "layer_types": kinds,
+            **({} if pattern is None else {"sliding_window_pattern": pattern}),
+        }
     return {
         "use_sliding_window": window is not None,
         "sliding_window": window,

@@ -15,7 +15,7 @@ from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.interop.huggingface import CONFIG
 from jaxdist.interop.huggingface_config import write_config
 from jaxdist.interop.huggingface_families import FAMILIES, Place, places, tensor_shapes
-from jaxdist.interop.leaves import STACK, TABLES
+from jaxdist.interop.leaves import TABLES
 from jaxdist.interop.safetensors_write import make_safetensors
 
 DTYPES = {
@@ -102,11 +102,7 @@ def _fill(
     config: ModelConfig,
     weights: Iterable[tuple[str, int | None, Any]],
 ) -> None:
-    wanted = {
-        (name, layer)
-        for name in where
-        for layer in (range(config.num_hidden_layers) if name.startswith(STACK) else (None,))
-    }
+    wanted = {(name, layer) for name, place in where.items() for layer in place.layers}
     for name, layer, array in weights:
         label = name if layer is None else f"{name} of layer {layer}"
         if (name, layer) not in wanted:
@@ -115,15 +111,21 @@ def _fill(
         place = where[name]
         if name in TABLES:
             array = array[: config.vocab_size]
-        tensor, own = views[place.tensor.format(layer=layer)], slice(place.start, place.stop)
-        target = tensor[own] if place.outputs_first else tensor[..., own]
-        values = np.asarray(array)
-        values = values.T if place.transposed else values
-        if values.shape != target.shape:
+        own, tensors = slice(place.start, place.stop), place.tensors(layer)
+        whole = np.asarray(array)
+        parts = whole if place.num_experts else whole[None]
+        if len(parts) != len(tensors):
             raise UsageError(
-                f"the weight {label} has shape {values.shape}, expected {target.shape}"
+                f"the weight {label} is of {len(parts)} experts, expected {len(tensors)}"
             )
-        np.copyto(target, values, casting="unsafe")
+        for name_there, part in zip(tensors, parts, strict=True):
+            tensor, values = views[name_there], part.T if place.transposed else part
+            target = tensor[own] if place.outputs_first else tensor[..., own]
+            if values.shape != target.shape:
+                raise UsageError(
+                    f"the weight {label} has shape {values.shape}, expected {target.shape}"
+                )
+            np.copyto(target, values, casting="unsafe")
     if wanted:
         name, layer = min(wanted, key=str)
         label = name if layer is None else f"{name} of layer {layer}"

@@ -1,10 +1,11 @@
 """The weights of a model by name: what every foreign format is a table from and to.
 
 A name is the path of attributes joined by `/` (`layers/self_attn/q_proj/weight`), as in our
-checkpoints. What lies under `layers/` is a stack, and is moved one layer at a time.
+checkpoints. What lies under `layers/` is a stack, and is moved one layer at a time; so is what lies
+under `dense_layers/`, the first blocks of a model whose others have experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -14,7 +15,7 @@ from flax import nnx
 from jaxdist.config import ModelConfig
 from jaxdist.models import Transformer
 
-STACK = "layers/"
+STACK, DENSE = "layers/", "dense_layers/"
 TABLES = ("embed_tokens", "lm_head")  # [V, D], by rows of the vocabulary
 
 
@@ -32,3 +33,13 @@ def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
         if name in shapes:
             shapes[name] = (config.vocab_size, config.hidden_size)
     return MappingProxyType(shapes)
+
+
+def stack_of(name: str) -> str | None:
+    """The prefix of the stack that a weight lies in; None outside of stacks."""
+    return next((stack for stack in (STACK, DENSE) if name.startswith(stack)), None)
+
+
+def layers_of(name: str, config: ModelConfig) -> Sequence[int | None]:
+    """The layers of the weight's stack, from 0; (None,) outside of stacks."""
+    return (None,) if stack_of(name) is None else range(leaf_shapes(config)[name][0])

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from jaxdist.interop.leaves import STACK
+from jaxdist.interop.leaves import stack_of
 
 MOST_THREADS = 8  # copying is bound by memory bandwidth
 ROWS = 4096  # of a table, that one thread copies at a time
@@ -40,7 +40,10 @@ class WeightSource(Protocol):
         ...
 
     def load(self, name: str, layer: int | None = None) -> np.ndarray:
-        """A weight (of a stack: one layer's), in any float dtype, perhaps as a view of a file."""
+        """A weight (of a stack: one layer's), in any float dtype, perhaps as a view of a file.
+
+        Layers are counted from the stack's first.
+        """
         ...
 
     def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
@@ -82,7 +85,7 @@ def _array(
         parts.setdefault(key, _Part(bounds, like.dtype, [])).devices.append(device)
     for part in parts.values():
         part.allocate()
-    if name.startswith(STACK):
+    if stack_of(name) is not None:
         layers = sorted({n for part in parts.values() for n in range(*part.bounds[0])})
 
         def read(layer: int) -> None:

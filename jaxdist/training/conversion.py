@@ -17,7 +17,7 @@ from jaxdist.interop.gguf import GGUFFile
 from jaxdist.interop.gguf_write import TYPES, write_gguf
 from jaxdist.interop.huggingface import CONFIG
 from jaxdist.interop.huggingface_write import check_dtype, write_huggingface
-from jaxdist.interop.leaves import STACK, leaf_shapes
+from jaxdist.interop.leaves import layers_of, leaf_shapes
 from jaxdist.training.model_source import ModelSource, open_model
 
 GGUF_OF_DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -96,7 +96,6 @@ def _check_target(target: Path, model: ModelSource, is_gguf: bool, force: bool) 
 
 def _counted(model: ModelSource, console: Console) -> Iterator[tuple[str, int | None, Any]]:
     """The weights, with a bar that counts their numbers."""
-    layers = model.config.num_hidden_layers
     sizes = {name: _size(shape) for name, shape in leaf_shapes(model.config).items()}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -104,7 +103,7 @@ def _counted(model: ModelSource, console: Console) -> Iterator[tuple[str, int | 
         for name, layer, array in model.weights.weights():
             yield name, layer, array
             size = sizes[name]
-            progress.advance(task, size / layers if name.startswith(STACK) else size)
+            progress.advance(task, size / len(layers_of(name, model.config)))
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxdist.config import ModelConfig, RunConfig, UsageError
 from jaxdist.config.layers import load
-from jaxdist.interop.leaves import STACK, TABLES, leaf_shapes
+from jaxdist.interop.leaves import TABLES, layers_of, leaf_shapes
 from jaxdist.precision import Policy
 from jaxdist.training.checkpoint import Checkpointer
 
@@ -84,11 +84,8 @@ class RunFolder:
     def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
         """(name, layer or None, array) of every weight, a whole stack after the other."""
         for name in self.tensor_names:
-            if name.startswith(STACK):
-                for layer in range(self.config.num_hidden_layers):
-                    yield name, layer, self.load(name, layer)
-            else:
-                yield name, None, self.load(name)
+            for layer in layers_of(name, self.config):
+                yield name, layer, self.load(name, layer)
 
     def restore(self, like: Any) -> Any:
         """Parameters in the structure, dtypes and shardings of `like`; all padding as saved."""
