@@ -75,8 +75,9 @@ def make_train_step(
         scale = state.loss_scale.scale if state.loss_scale is not None else jnp.float32(1)
         microbatches, num_valid = batch.microbatches(scale)
         loss, gradients = pipeline.loss_and_gradients(state.params, microbatches)
-        with jax.named_scope("update"):
+        with jax.named_scope("gradient_norm"):
             norm = global_norm(gradients) / scale
+        with jax.named_scope("update"):
             finite = jnp.isfinite(norm) & jnp.isfinite(loss)
             gradients = unscale_and_clip(gradients, norm, scale, config.optimizer.max_grad_norm)
             params, opt_state, ema = _update(state, gradients, finite if guarded else None)
