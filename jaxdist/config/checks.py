@@ -46,7 +46,8 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
     """Refuse a mesh that the model and the batch do not divide over; axes of -1 are skipped."""
     dp, pp, tp = (max(degree, 1) for degree in mesh.degrees)
     _check_tensor_parallel(config.model, tp)
-    _check_pipeline(config.model, pp)
+    if mesh.pp != -1:
+        _check_pipeline(config.model, config.parallel, pp)
     _check_vocabulary(config.model, pp, tp)
     _check_batch(config.train, config.parallel, dp)
     length = config.train.sequence_length
@@ -60,7 +61,12 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
 def check_model_on_mesh(model: ModelConfig, mesh: MeshShape) -> None:
     """Refuse a mesh that the model's heads, MLP and layers do not divide over."""
     _check_tensor_parallel(model, mesh.tp)
-    _check_pipeline(model, mesh.pp)
+    layers = model.num_hidden_layers
+    if layers % mesh.pp:
+        raise UsageError(
+            f"num_hidden_layers={layers} is not divisible by pp={mesh.pp}; "
+            f"choose pp from {_listed(_divisors(layers))}"
+        )
 
 
 def fitting_tp(model: ModelConfig) -> list[int]:
@@ -98,12 +104,25 @@ def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
     )
 
 
-def _check_pipeline(model: ModelConfig, pp: int) -> None:
-    layers = model.num_hidden_layers
-    if layers % pp:
+def _check_pipeline(model: ModelConfig, parallel: ParallelConfig, pp: int) -> None:
+    layers, chunks, counts = model.num_hidden_layers, parallel.num_chunks, parallel.layer_counts
+    parts = pp * chunks
+    over = f"pp={pp}" if chunks == 1 else f"pp={pp} x num_chunks={chunks} = {parts}"
+    if layers < parts:
         raise UsageError(
-            f"num_hidden_layers={layers} is not divisible by pp={pp}; "
-            f"choose pp from {_listed(_divisors(layers))}"
+            f"num_hidden_layers={layers} is less than {over}, so a stage would hold none; "
+            f"choose pp of at most {max(layers // chunks, 1)}"
+            + (", or fewer chunks" * (chunks > 1))
+        )
+    if counts is not None and len(counts) != parts:
+        raise UsageError(
+            f"parallel.layout={parallel.layout!r} has {len(counts)} counts, but {over} needs "
+            f"{parts}; null spreads the layers evenly"
+        )
+    if counts is not None and sum(counts) != layers:
+        raise UsageError(
+            f"parallel.layout={parallel.layout!r} adds up to {sum(counts)} layers, but "
+            f"num_hidden_layers={layers}"
         )
 
 

@@ -1,18 +1,30 @@
 """How a step is computed: laid over the mesh, and in which number formats."""
 
+import re
 from dataclasses import dataclass
 
 from jaxdist.config import limits
 from jaxdist.config.errors import UsageError, did_you_mean
 
 ZERO_STAGES = (0, 1, 2, 3)
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+MOST_CHUNKS = 64
 # Names given by jaxdist/models; `dots` stands for the outputs of all seven products.
 SAVED_ACTIVATIONS = (
     *("dots", "qkv", "attn_out", "mlp_hidden"),
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
 POLICIES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # policy -> compute dtype
+
+
+def parse_layout(name: str, layout: str) -> tuple[int, ...]:
+    """The numbers of a layout such as `7,8,8,9`; UsageError, which begins with `name`."""
+    words = [word.strip() for word in layout.split(",")] if isinstance(layout, str) else []
+    if not words or not all(re.fullmatch(r"[1-9][0-9]{0,5}", word) for word in words):
+        raise UsageError(
+            f"{name}={layout!r} must be the layers of each stretch, 1 or more, as in 7,8,8,9"
+        )
+    return tuple(map(int, words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +35,17 @@ class ParallelConfig:
         zero: What is sharded over dp: 0 nothing, 1 optimizer state, 2 also gradients, 3 also
             parameters.
         schedule: Order of forward and backward passes over pp: 1f1b keeps few activations, gpipe
-            all.
+            all; interleaved idles less, for more ring traffic; zb puts weight gradients where a
+            stage would idle; or the .csv file of a table of one's own.
         num_microbatches: Parts that a data-parallel rank's batch is cut into; their gradients are
             added up.
+        num_chunks: Stretches of layers that each stage of an interleaved schedule holds.
+        layout: Layers of each stretch, first to last, as in 7,8,8,9: pp x num_chunks counts; null
+            spreads them evenly.
         remat: What the backward pass recomputes: none, full (all of a block), or all but a comma
             list of activations to save: dots (matrix products), qkv, attn_out, mlp_hidden, ...
+        offload_activations: Whether what is saved for the backward pass waits in the host's
+            memory.
         sequence_parallel: Whether activations between blocks are sharded over tp along the
             sequence.
         skip_bubbles: Whether idle pipeline slots skip their compute by a conditional; null: on the
@@ -37,14 +55,26 @@ class ParallelConfig:
     zero: int = 1
     schedule: str = "1f1b"
     num_microbatches: int = 1
+    num_chunks: int = 1
+    layout: str | None = None
     remat: str = "none"
+    offload_activations: bool = False
     sequence_parallel: bool = False
     skip_bubbles: bool | None = None
 
     def __post_init__(self):
         limits.choice("parallel.zero", self.zero, ZERO_STAGES)
-        limits.choice("parallel.schedule", self.schedule, SCHEDULES)
+        if not (isinstance(self.schedule, str) and self.schedule.endswith(".csv")):
+            limits.choice("parallel.schedule", self.schedule, SCHEDULES)
         limits.whole("parallel.num_microbatches", self.num_microbatches, 1)
+        limits.whole("parallel.num_chunks", self.num_chunks, 1, MOST_CHUNKS)
+        if self.num_chunks > 1 and self.schedule in SCHEDULES and self.schedule != "interleaved":
+            raise UsageError(
+                f"parallel.num_chunks={self.num_chunks} goes with interleaved schedules, not "
+                f"{self.schedule}; set --parallel.schedule interleaved, or num_chunks 1"
+            )
+        if self.layout is not None:
+            parse_layout("parallel.layout", self.layout)
         limits.text("parallel.remat", self.remat)
         for name in self.saved_activations:
             if name not in SAVED_ACTIVATIONS:
@@ -53,9 +83,15 @@ class ParallelConfig:
                     f"parallel.remat={self.remat!r}: {name!r} is not known; choose none, full, or "
                     f"a comma list out of {', '.join(SAVED_ACTIVATIONS)}{hint}"
                 )
+        limits.flag("parallel.offload_activations", self.offload_activations)
         limits.flag("parallel.sequence_parallel", self.sequence_parallel)
         if self.skip_bubbles is not None:
             limits.flag("parallel.skip_bubbles", self.skip_bubbles)
+
+    @property
+    def layer_counts(self) -> tuple[int, ...] | None:
+        """The numbers in `layout`: layers of each stretch."""
+        return None if self.layout is None else parse_layout("parallel.layout", self.layout)
 
     @property
     def saved_activations(self) -> tuple[str, ...]:

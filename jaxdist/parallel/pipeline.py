@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
 from jaxdist.models.transformer import Transformer
 from jaxdist.parallel.executor import Executor
+from jaxdist.parallel.layer_order import LayerOrder
 from jaxdist.parallel.microbatches import Microbatches
 from jaxdist.parallel.schedule import Schedule
 from jaxdist.parallel.sharding import Rules, gradient_specs, layouts, only, parameter_specs
@@ -40,12 +41,24 @@ class Pipeline:
         """Which mesh axis shards what."""
         return Rules.of(self.model, self.parallel, self.mesh)
 
+    @cached_property
+    def layers(self) -> LayerOrder:
+        """Where each layer lies."""
+        parallel = self.parallel
+        return LayerOrder.of(
+            self.model.num_hidden_layers,
+            self.mesh.pp,
+            parallel.num_chunks,
+            parallel.layer_counts,
+        )
+
     def loss_and_gradients(
         self, parameters: Transformer, microbatches: Microbatches
     ) -> tuple[Array, Transformer]:
         """Weighted loss summed over the global batch, and its gradient in the layout of ZeRO.
 
-        Runs under `jax.set_mesh`; takes and gives logical (global) arrays.
+        Runs under `jax.set_mesh`; takes and gives logical (global) arrays, stacks of layers in the
+        order of `layers`.
         """
         tree = layouts(parameters, self.rules)
         zero = self.parallel.zero

@@ -1,47 +1,44 @@
-"""Pipeline schedules as data: static tables of what each stage does in each tick, and their proof.
+"""Pipeline schedules as data: static tables of what each stage does in each tick.
 
-A tick may hold a forward AND a backward, because the ring permute that ends it makes every stage
-wait for the slowest. A table says which microbatch each slot works on; the executor
-(`parallel/pipeline.py`), the tests and the planner all read the same table.
+A tick may hold a forward, a backward AND a weight gradient, because the ring permute that ends it
+makes every stage wait for the slowest. The executor, the tests and the planner all read the same
+table, and every figure here is read off it: this is the simulator.
+
+A stage holds `num_chunks` stretches of layers; chunk v of stage s is the v*S+s-th stretch of the
+model. An entry of a table is microbatch * num_chunks + chunk, so with one chunk the microbatch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-IDLE = -1
+from jaxdist.parallel.phases import Loop, loops
+from jaxdist.parallel.rings import IDLE, Ring, tick_of
+from jaxdist.parallel.schedule_proof import prove
+
+__all__ = ["IDLE", "Schedule"]
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A run of consecutive ticks in which the same kinds of slot are used somewhere."""
-
-    start: int
-    stop: int
-    has_forward: bool
-    has_score: bool
-    has_backward: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """What each stage does in each tick; `IDLE` marks an empty slot.
 
-    The microbatch that the last stage forwards is scored in the same tick, by all stages
+    What the last stage forwards of its last chunk is scored in the same tick, by all stages
     together (vocabulary parallelism), so scoring needs no table of its own.
 
-    Raises `ValueError`, naming tick and stage, where a microbatch is missing, repeated, or
-    used before the neighbour has delivered it.
+    Raises `ValueError`, naming tick and stage, where an entry is missing, repeated, or used before
+    its neighbour can have delivered it.
     """
 
     name: str
-    forward: np.ndarray  # [ticks, stages] microbatch
-    backward: np.ndarray  # [ticks, stages] microbatch; all IDLE in a forward-only schedule
+    forward: np.ndarray  # [ticks, stages]
+    backward: np.ndarray  # [ticks, stages]; all IDLE in a forward-only schedule
+    weight: np.ndarray | None = None  # [ticks, stages]; None: a backward makes them along
+    num_chunks: int = 1
 
     def __post_init__(self) -> None:
-        _check(self)
+        prove(self.name, self.forward, self.backward, self.weight, self.num_chunks)
 
     @property
     def num_ticks(self) -> int:
@@ -53,195 +50,191 @@ class Schedule:
 
     @property
     def num_microbatches(self) -> int:
-        return int(self.forward.max()) + 1
+        return int(self.forward.max()) // self.num_chunks + 1
 
     @property
+    def num_entries(self) -> int:
+        return self.num_microbatches * self.num_chunks
+
+    def microbatch(self, table: np.ndarray) -> np.ndarray:
+        """The microbatches of a table's entries, or IDLE."""
+        return np.where(table != IDLE, table // self.num_chunks, IDLE).astype(np.int32)
+
+    def chunk(self, table: np.ndarray) -> np.ndarray:
+        """The chunks of a table's entries; 0 in an empty tick."""
+        return np.where(table != IDLE, table % self.num_chunks, 0).astype(np.int32)
+
+    @property
+    def lead(self) -> int:
+        """Ticks by which the embedding runs ahead of its forward, and its gradient behind.
+
+        With several chunks only some ticks embed or score. One tick ahead and one behind, embedding
+        and scoring fall into the same ticks, so that few kinds of tick have to be compiled.
+        """
+        return 0 if self.num_chunks == 1 else 1
+
+    @cached_property
+    def embed(self) -> np.ndarray:
+        """[ticks] the microbatch that the first stage forwards as its first chunk."""
+        return self._microbatch_at(self.forward[:, 0], chunk=0)
+
+    @cached_property
     def score(self) -> np.ndarray:
         """[ticks] the microbatch that all stages score together."""
-        return self.forward[:, -1]
+        return self._microbatch_at(self.forward[:, -1], chunk=self.num_chunks - 1)
 
     @cached_property
-    def forward_slots(self) -> np.ndarray:
-        """[ticks, stages] ring slot in which a forward saves its activations.
-
-        In an empty tick a slot that holds nothing: what runs there all the same does no harm.
-        """
-        slots = np.zeros_like(self.forward)
-        for tick, stage in np.ndindex(*slots.shape):
-            microbatch = self.forward[tick, stage]
-            if microbatch != IDLE:
-                slots[tick, stage] = self._residual_slots[stage, microbatch]
-            else:
-                held = self._held_slots(tick, stage)
-                slots[tick, stage] = min(set(range(len(held) + 1)) - held)
-        return slots
+    def embed_backward(self) -> np.ndarray:
+        """[ticks] the microbatch that the first stage takes back as its first chunk."""
+        return self._microbatch_at(self.backward[:, 0], chunk=0)
 
     @cached_property
-    def backward_slots(self) -> np.ndarray:
-        """[ticks, stages] ring slot from which a backward takes its activations.
+    def score_backward(self) -> np.ndarray:
+        """[ticks] the microbatch that the last stage takes back as its last chunk."""
+        return self._microbatch_at(self.backward[:, -1], chunk=self.num_chunks - 1)
 
-        In an empty tick slot 0, which some forward has filled by then.
+    @cached_property
+    def residuals(self) -> Ring:
+        """The ring of saved activations: from a forward to what reads them last."""
+        last = self.backward if self.weight is None else self.weight
+        return Ring.of(self.forward, tick_of(last, self.num_entries), self._runs("forward"))
+
+    @cached_property
+    def taps(self) -> Ring | None:
+        """The ring of what a backward leaves for the weight gradients; None without their table."""
+        if self.weight is None:
+            return None
+        gone = tick_of(self.weight, self.num_entries)
+        return Ring.of(self.backward, gone, self._runs("backward"))
+
+    @cached_property
+    def down_inbox(self) -> Ring | None:
+        """The ring of activations that arrive too early; None where none is overwritten.
+
+        Written between two ticks: row t is that of what arrives for tick t.
         """
-        slots = np.zeros_like(self.backward)
-        for tick, stage in np.argwhere(self.backward != IDLE):
-            slots[tick, stage] = self._residual_slots[stage, self.backward[tick, stage]]
-        return slots
+        return self._inbox(self.forward, +1, "forward")
 
-    @property
-    def num_residual_slots(self) -> int:
-        """Slots in the ring of saved activations, the same on every stage (SPMD)."""
-        return int(self.forward_slots.max()) + 1
+    @cached_property
+    def up_inbox(self) -> Ring | None:
+        """The same of cotangents."""
+        return self._inbox(self.backward, -1, "backward")
 
-    @property
-    def waits_for_backward(self) -> bool:
-        """Whether a scored microbatch waits for its backward (GPipe) or takes it in the tick."""
-        forward, backward = (ticks[-1] for ticks in self._lifetimes)
-        return bool((backward != forward).any() and (backward >= 0).all())
+    @cached_property
+    def waiting(self) -> Ring | None:
+        """The ring of scored cotangents; None where the last stage takes each in its tick.
+
+        Its entries are microbatches and its only stage is the last one.
+        """
+        gone = tick_of(self.score_backward[:, None], self.num_microbatches)
+        born = tick_of(self.score[:, None], self.num_microbatches)
+        if (gone == IDLE).any() or (gone == born).all():
+            return None
+        return Ring.of(self.score[:, None], gone, self._runs("score"))
 
     @property
     def peak_in_flight(self) -> int:
-        """Largest number of microbatches whose activations one stage holds at once."""
-        return int(self._residual_slots.max()) + 1
-
-    def phases(self) -> Iterator[Phase]:
-        """The static phases that the executor compiles one loop for."""
-        kinds = [
-            ((f != IDLE).any(), s != IDLE, (b != IDLE).any())
-            for f, s, b in zip(self.forward, self.score, self.backward, strict=True)
-        ]
-        start = 0
-        for tick in range(1, self.num_ticks + 1):
-            if tick == self.num_ticks or kinds[tick] != kinds[start]:
-                yield Phase(start, tick, *(bool(kind) for kind in kinds[start]))
-                start = tick
-
-    def time(self, forward_cost: float, backward_cost: float) -> float:
-        """Lock-step time: every tick lasts as long as its slowest stage."""
-        cost = forward_cost * (self.forward != IDLE) + backward_cost * (self.backward != IDLE)
-        return float(cost.max(axis=1).sum())
-
-    def bubble(self, forward_cost: float = 1.0, backward_cost: float = 2.0) -> float:
-        """Share of the time in which a stage idles, 0 to 1."""
-        work = self.num_microbatches * (forward_cost + backward_cost)
-        return 1.0 - work / self.time(forward_cost, backward_cost)
+        """Largest number of entries (microbatch and chunk) whose activations one stage holds."""
+        return self.residuals.peak
 
     @cached_property
-    def _residual_slots(self) -> np.ndarray:
-        """[stages, microbatches] slot that holds a microbatch from its forward to its backward."""
-        return np.stack([self._colour(stage) for stage in range(self.num_stages)])
+    def loops(self) -> list[Loop]:
+        """The ticks as loops of static phases.
 
-    @cached_property
-    def _lifetimes(self) -> tuple[np.ndarray, np.ndarray]:
-        """[stages, microbatches] ticks of the forward and of the backward."""
-        return _tick_of(self.forward), _tick_of(self.backward)
+        With one chunk, all ticks that forward also embed: the few that would not need it are the
+        bubble's, and a body more would be compiled for them.
+        """
+        none = np.full((self.num_ticks, 1), IDLE)
+        tables = {
+            "forward": self.forward,
+            "embed": self.embed[:, None],
+            "score": self.score[:, None],
+            "backward": self.backward,
+            "embed_backward": self.embed_backward[:, None],
+            "weight": none if self.weight is None else self.weight,
+        }
+        used = {kind: (table != IDLE).any(axis=1) for kind, table in tables.items()}
+        full = {kind: (table != IDLE).all(axis=1) for kind, table in tables.items()}
+        slots = ("forward", "backward", "weight")
+        if self.num_chunks == 1:
+            used |= {"embed": used["forward"], "embed_backward": used["backward"]}
+            return loops(used, full, [(*slots, "score"), slots, ()])
+        used["embed"] = np.append(used["embed"][1:], False)
+        used["embed_backward"] = np.append(False, used["embed_backward"][:-1])
+        used["vocabulary"] = used["embed"] | used["score"] | used["embed_backward"]
+        return loops(used, full, [(*slots, "vocabulary"), slots, ()])
 
-    def _held_slots(self, tick: int, stage: int) -> set[int]:
-        born, gone = (ticks[stage] for ticks in self._lifetimes)
-        return set(self._residual_slots[stage, (born <= tick) & (tick <= gone)].tolist())
+    def time(
+        self,
+        forward_cost: float,
+        backward_cost: float,
+        weight_cost: float = 0.0,
+        num_layers: np.ndarray | None = None,
+    ) -> float:
+        """Lock-step time: every tick lasts as long as its slowest stage.
 
-    def _colour(self, stage: int) -> np.ndarray:
-        """Greedy interval colouring: a slot is free again after its microbatch's backward."""
-        forward, backward = (ticks[stage] for ticks in self._lifetimes)
-        slots = np.zeros(self.num_microbatches, np.int32)
-        busy_until: list[int] = []
-        for microbatch in np.argsort(forward):
-            free = [s for s, until in enumerate(busy_until) if until < forward[microbatch]]
-            slot = free[0] if free else len(busy_until)
-            busy_until[slot : slot + 1] = [int(backward[microbatch])]
-            slots[microbatch] = slot
-        return slots
+        Costs are of one chunk, `backward_cost` without the weight gradients, or where `num_layers`
+        [chunks, stages] gives the layers of each chunk, of one layer.
+        """
+        return float(self._costs(forward_cost, backward_cost, weight_cost, num_layers).max(1).sum())
 
+    def bubble(
+        self,
+        forward_cost: float = 1.0,
+        backward_cost: float = 1.0,
+        weight_cost: float = 1.0,
+        num_layers: np.ndarray | None = None,
+    ) -> float:
+        """Share of the time in which stages idle, 0 to 1: the mean over the stages."""
+        costs = self._costs(forward_cost, backward_cost, weight_cost, num_layers)
+        return float(1.0 - costs.sum() / (self.num_stages * costs.max(axis=1).sum()))
 
-def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """1F1B with packed ticks (PipeDream-flush, arXiv 2006.09503): time (M+S-1)(F+B).
+    def _costs(
+        self, forward: float, backward: float, weight: float, num_layers: np.ndarray | None
+    ) -> np.ndarray:
+        """[ticks, stages] what each stage spends in each tick."""
+        sizes = np.ones((self.num_chunks, self.num_stages)) if num_layers is None else num_layers
+        stages = np.arange(self.num_stages)
 
-    Stage s forwards microbatch t-s and, in the same tick, takes back t-2(S-1)+s.
-    """
-    tick, stage = _grid(num_microbatches + 2 * (num_stages - 1), num_stages)
-    return Schedule(
-        "1f1b",
-        _valid(tick - stage, num_microbatches),
-        _valid(tick - 2 * (num_stages - 1) + stage, num_microbatches),
-    )
+        def spent(table: np.ndarray, cost: float) -> np.ndarray:
+            return np.where(table != IDLE, cost * sizes[self.chunk(table), stages], 0.0)
 
+        if self.weight is None:
+            return spent(self.forward, forward) + spent(self.backward, backward + weight)
+        own = spent(self.forward, forward) + spent(self.backward, backward)
+        return own + spent(self.weight, weight)
 
-def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """GPipe (arXiv 1811.06965): all forwards, then all backwards; holds every activation."""
-    half = num_microbatches + num_stages - 1
-    tick, stage = _grid(2 * half, num_stages)
-    return Schedule(
-        "gpipe",
-        _valid(tick - stage, num_microbatches),
-        _valid(tick - half - (num_stages - 1) + stage, num_microbatches),
-    )
+    def _microbatch_at(self, entries: np.ndarray, chunk: int) -> np.ndarray:
+        is_it = (entries != IDLE) & (entries % self.num_chunks == chunk)
+        return np.where(is_it, entries // self.num_chunks, IDLE).astype(np.int32)
 
+    def _runs(self, kind: str) -> np.ndarray:
+        """[ticks] whether the compiled program has a slot of this kind there."""
+        runs = np.zeros(self.num_ticks, bool)
+        for loop in self.loops:
+            for phase in loop.phases:
+                for turn in range(loop.count):
+                    by = turn * loop.period
+                    runs[phase.start + by : phase.stop + by] = kind in phase.used
+        return runs
 
-def forward_only(num_stages: int, num_microbatches: int) -> Schedule:
-    """Evaluation: the forwards of 1F1B without a backward."""
-    tick, stage = _grid(num_microbatches + num_stages - 1, num_stages)
-    forward = _valid(tick - stage, num_microbatches)
-    return Schedule("forward_only", forward, np.full_like(forward, IDLE))
-
-
-SCHEDULES = {"1f1b": one_f_one_b, "gpipe": gpipe}
-
-
-def _grid(num_ticks: int, num_stages: int) -> tuple[np.ndarray, np.ndarray]:
-    tick, stage = np.indices((num_ticks, num_stages), dtype=np.int32)
-    return tick, stage
-
-
-def _valid(microbatch: np.ndarray, num_microbatches: int) -> np.ndarray:
-    inside = (microbatch >= 0) & (microbatch < num_microbatches)
-    return np.where(inside, microbatch, IDLE).astype(np.int32)
-
-
-def _tick_of(table: np.ndarray) -> np.ndarray:
-    """[stages, microbatches] the tick of each microbatch in a [ticks, stages] table, or IDLE."""
-    ticks = np.full((table.shape[1], max(int(table.max()) + 1, 1)), IDLE, np.int64)
-    tick, stage = np.nonzero(table != IDLE)
-    ticks[stage, table[tick, stage]] = tick
-    return ticks
-
-
-def _check(schedule: Schedule) -> None:
-    count, last = schedule.num_microbatches, schedule.num_stages - 1
-    tables = [("forward", schedule.forward)]
-    if (schedule.backward != IDLE).any():
-        tables.append(("backward", schedule.backward))
-    for kind, table in tables:
-        for stage in range(schedule.num_stages):
-            seen = table[:, stage][table[:, stage] != IDLE]
-            if sorted(seen) != list(range(count)):
-                raise ValueError(
-                    f"schedule {schedule.name!r}: stage {stage} runs the {kind} of microbatches "
-                    f"{seen.tolist()}; each of 0..{count - 1} must appear exactly once"
-                )
-    forward = _tick_of(schedule.forward)
-    for stage in range(1, schedule.num_stages):
-        _arrives_next_tick(schedule.name, "forward", forward[stage - 1], forward[stage], stage)
-    if len(tables) == 1:
-        return
-    backward = _tick_of(schedule.backward)
-    for stage in range(last):
-        _arrives_next_tick(schedule.name, "backward", backward[stage + 1], backward[stage], stage)
-    early = np.argwhere(backward[last] < forward[last])
-    if early.size:
-        microbatch = int(early[0, 0])
-        raise ValueError(
-            f"schedule {schedule.name!r}: tick {backward[last, microbatch]}, stage {last}: "
-            f"backward of microbatch {microbatch} before its forward in tick "
-            f"{forward[last, microbatch]}"
-        )
-
-
-def _arrives_next_tick(
-    name: str, kind: str, sent: np.ndarray, used: np.ndarray, stage: int
-) -> None:
-    wrong = np.argwhere(used != sent + 1)
-    if wrong.size:
-        microbatch = int(wrong[0, 0])
-        raise ValueError(
-            f"schedule {name!r}: tick {used[microbatch]}, stage {stage}: {kind} of microbatch "
-            f"{microbatch} arrives in tick {sent[microbatch] + 1} and must run in that tick"
-        )
+    def _inbox(self, table: np.ndarray, by: int, kind: str) -> Ring | None:
+        """Ring of what comes over the ring permute that goes `by` stages further."""
+        arrived = np.full_like(table, IDLE)
+        arrived[1:] = np.roll(table[:-1], by, axis=1)
+        # Over the wrap from the last stage to the first it goes on as the next chunk.
+        receiver = 0 if by > 0 else self.num_stages - 1
+        end = self.num_chunks - 1 if by > 0 else 0
+        entries = arrived[:, receiver]
+        wraps = (entries != IDLE) & (entries % self.num_chunks != end)
+        arrived[:, receiver] = np.where(wraps, entries + by, IDLE)
+        used = tick_of(table, self.num_entries)
+        born = tick_of(arrived, self.num_entries)
+        comes = born != IDLE
+        runs = self._runs(kind)
+        # It stays until the next tick that sends something the same way.
+        sends = np.flatnonzero(runs)
+        overwritten = np.append(sends, self.num_ticks)[np.searchsorted(sends, born[comes])]
+        if (used[comes] <= overwritten).all():
+            return None
+        return Ring.of(arrived, np.where(comes, used, IDLE), np.append(False, runs[:-1]))

@@ -29,8 +29,14 @@ def as_bits(x: Array) -> Array:
 
     XLA:CPU updates a stack of bf16 by way of fp32: it converts the whole of it, and back.
     """
-    is_half = x.dtype.itemsize == 2 and jax.numpy.issubdtype(x.dtype, jax.numpy.floating)
-    return lax.bitcast_convert_type(x, "uint16") if is_half else x
+    dtype = bits_dtype(x.dtype)
+    return x if dtype == x.dtype else lax.bitcast_convert_type(x, dtype)
+
+
+def bits_dtype(dtype: jax.numpy.dtype) -> jax.numpy.dtype:
+    """The dtype of `as_bits`."""
+    is_half = dtype.itemsize == 2 and jax.numpy.issubdtype(dtype, jax.numpy.floating)
+    return jax.numpy.dtype("uint16") if is_half else dtype
 
 
 def from_bits(bits: Array, dtype: DTypeLike) -> Array:

@@ -122,8 +122,7 @@ class _Run:
     def _first_state(self, start: int | None) -> TrainState:
         if start is None:
             return self.setup.initial_state()
-        target = self.setup.layout.target(self.setup.mesh)
-        state, extra = self.checkpoints.restore(start, target)
+        state, extra = self.setup.restore(self.checkpoints, start)
         self.step, self.tokens = start, extra["tokens"]
         return state
 
@@ -240,7 +239,7 @@ class _Run:
             "tokens": self.tokens,
             "version": jaxdist.__version__,
         }
-        self.checkpoints.save(self.step, self.state, extra)
+        self.setup.save(self.checkpoints, self.step, self.state, extra)
         self.clock = time.perf_counter()
 
     def _stopped(self, received: int | None) -> int:

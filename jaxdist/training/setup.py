@@ -5,6 +5,7 @@ Order matters: whatever can be refused is refused before a file is written or a 
 
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import optax
@@ -16,9 +17,12 @@ from jaxdist.config.init_from import check_same_weights
 from jaxdist.models.transformer import Transformer
 from jaxdist.parallel.mesh import make_mesh, shape_of
 from jaxdist.parallel.pipeline import Pipeline
-from jaxdist.parallel.schedule import SCHEDULES
+from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules import open_schedule
 from jaxdist.precision import Policy
+from jaxdist.training import layer_order
 from jaxdist.training.batches import abstract_batch
+from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.model_source import open_model
 from jaxdist.training.optimizer import make_optimizer
 from jaxdist.training.state import StateLayout, TrainState, initial_state
@@ -38,6 +42,8 @@ class Setup:
     @classmethod
     def of(cls, config: RunConfig) -> "Setup":
         """Build the mesh over the devices there are."""
+        if config.mesh_shape.pp != -1:
+            _schedule(config, config.mesh_shape.pp)  # refused before a device is touched
         mesh = make_mesh(config.mesh_shape, config)
         check_mesh(config, shape_of(mesh))
         return cls(config, mesh)
@@ -61,14 +67,13 @@ class Setup:
     def pipeline(self) -> Pipeline:
         """The model on the mesh."""
         parallel = self.config.parallel
-        schedule = SCHEDULES[parallel.schedule](self.mesh_shape.pp, parallel.num_microbatches)
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         skip = on_cpu if parallel.skip_bubbles is None else parallel.skip_bubbles
         return Pipeline(
             model=self.config.model,
             parallel=parallel,
             mesh=self.mesh_shape,
-            schedule=schedule,
+            schedule=_schedule(self.config, self.mesh_shape.pp),
             compute_dtype=self.policy.compute_dtype,
             reduce_dtype=self.policy.reduce_dtype,
             skip_bubbles=skip,
@@ -77,11 +82,16 @@ class Setup:
     @cached_property
     def layout(self) -> StateLayout:
         """Where each array of the state lives."""
-        return StateLayout.of(self.config, self.policy, self.optimizer, self.pipeline.rules)
+        pipeline = self.pipeline
+        return StateLayout.of(
+            self.config, self.policy, self.optimizer, pipeline.rules, pipeline.layers
+        )
 
     def initial_state(self) -> TrainState:
         """The state before the first step, born in its shards."""
-        init = partial(initial_state, self.config, self.policy, self.optimizer)
+        init = partial(
+            initial_state, self.config, self.policy, self.optimizer, layers=self.pipeline.layers
+        )
         given = () if self.config.init_from is None else (self._given_parameters(),)
         with jax.set_mesh(self.mesh):
             shardings = self.layout.shardings(self.mesh)
@@ -92,7 +102,19 @@ class Setup:
         assert self.config.init_from is not None
         source = open_model(self.config.init_from, "--init-from")
         check_same_weights(self.config.model, source.config, self.config.init_from)
-        return source.parameters(self.layout.target(self.mesh).params)
+        own, layers = self.layout.target(self.mesh).params, self.pipeline.layers
+        given = source.parameters(layer_order.target(own, layers))
+        return layer_order.at_rest(given, own, layers)
+
+    def save(self, checkpoints: Checkpointer, step: int, state: TrainState, extra: Any) -> None:
+        """Begin to save `state` as checkpoint `step`, with its layers in the model's order."""
+        checkpoints.save(step, layer_order.in_models_order(state, self.pipeline.layers), extra)
+
+    def restore(self, checkpoints: Checkpointer, step: int) -> tuple[TrainState, dict[str, Any]]:
+        """The state of checkpoint `step`, and what was saved with it."""
+        own, layers = self.layout.target(self.mesh), self.pipeline.layers
+        state, extra = checkpoints.restore(step, layer_order.target(own, layers))
+        return layer_order.at_rest(state, own, layers), extra
 
     def abstract_batch(self) -> Batch:
         """Shapes and shardings of a global batch."""
@@ -122,3 +144,10 @@ class Setup:
         with jax.set_mesh(self.mesh):
             step = jax.jit(make_eval_step(self.pipeline))
             return step.lower(params, self.abstract_batch()).compile()
+
+
+def _schedule(config: RunConfig, num_stages: int) -> Schedule:
+    parallel = config.parallel
+    return open_schedule(
+        parallel.schedule, num_stages, parallel.num_microbatches, parallel.num_chunks
+    )

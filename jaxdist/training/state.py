@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import RunConfig
 from jaxdist.models.transformer import Transformer
+from jaxdist.parallel.layer_order import LayerOrder, at_rest
 from jaxdist.parallel.sharding import (
     Rules,
     layouts,
@@ -45,14 +46,17 @@ def initial_state(
     policy: Policy,
     optimizer: optax.GradientTransformation,
     params: Transformer | None = None,
+    *,
+    layers: LayerOrder | None = None,
 ) -> TrainState:
     """The state before the first step; a pure function of `config.seed`, to be jitted.
 
-    `params` are those to start from; by default random ones.
+    `params` are those to start from; by default random ones, put in the order `layers`.
     """
     rng, key = jax.random.split(jax.random.key(config.seed))
     if params is None:
         params = Transformer(config.model, key=key, param_dtype=policy.param_dtype)
+        params = params if layers is None else at_rest(params, layers)
     ema = None
     if config.optimizer.ema_decay is not None:
         ema = jax.tree.map(lambda a: a.astype(jnp.float32), params)
@@ -82,9 +86,11 @@ class StateLayout:
         policy: Policy,
         optimizer: optax.GradientTransformation,
         rules: Rules,
+        layers: LayerOrder | None = None,
     ) -> "StateLayout":
         """Layout of a run's state; allocates nothing."""
-        abstract = jax.eval_shape(partial(initial_state, config, policy, optimizer))
+        init = partial(initial_state, config, policy, optimizer, layers=layers)
+        abstract = jax.eval_shape(init)
         tree = layouts(abstract.params, rules)
         moments = layouts_of(
             abstract.opt_state, state_axes(abstract.opt_state, abstract.params), rules

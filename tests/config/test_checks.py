@@ -25,7 +25,19 @@ def changed(**sections: Any) -> RunConfig:
     ("sections", "message"),
     [
         ({"mesh": "1x1x3"}, "num_attention_heads=8 is not divisible by tp=3; choose tp from 1, 2,"),
-        ({"mesh": "1x3x1"}, "num_hidden_layers=4 is not divisible by pp=3; choose pp from 1, 2, 4"),
+        ({"mesh": "1x5x1"}, "num_hidden_layers=4 is less than pp=5.*choose pp of at most 4$"),
+        (
+            {"mesh": "1x2x1", "parallel": {"schedule": "interleaved", "num_chunks": 3}},
+            "=4 is less than pp=2 x num_chunks=3 = 6.*choose pp of at most 1, or fewer chunks",
+        ),
+        (
+            {"mesh": "1x2x1", "parallel": {"layout": "1,1,2"}},
+            "parallel.layout='1,1,2' has 3 counts, but pp=2 needs 2; null spreads",
+        ),
+        (
+            {"mesh": "1x2x1", "parallel": {"layout": "1,4"}},
+            "parallel.layout='1,4' adds up to 5 layers, but num_hidden_layers=4",
+        ),
         (
             {
                 "mesh": "1x1x4",
@@ -139,9 +151,16 @@ def test_accepted_means_that_everything_divides(
     except UsageError as error:
         assert "\n" not in str(error)
         return
-    rest = [heads * groups % tp, mlp % tp, layers % pp, batch % (dp * microbatches)]
-    assert not any(rest) and (heads % tp == 0 or tp % heads == 0)
+    rest = [heads * groups % tp, mlp % tp, batch % (dp * microbatches)]
+    assert not any(rest) and layers >= pp and (heads % tp == 0 or tp % heads == 0)
     assert config.model.padded_vocab_size % (pp * tp) == 0
+
+
+def test_a_layout_waits_for_the_number_of_stages() -> None:
+    config = changed(mesh="1x-1x1", parallel={"layout": "1,3"})
+    check_mesh(config, MeshShape.parse("1x2x1"))
+    with pytest.raises(UsageError, match="has 2 counts, but pp=4 needs 4"):
+        check_mesh(config, MeshShape.parse("1x4x1"))
 
 
 def test_too_few_devices_on_cpu_says_both_ways() -> None:

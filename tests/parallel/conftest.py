@@ -14,13 +14,16 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
 from jaxdist.models import Transformer, default_context
+from jaxdist.parallel.layer_order import at_rest, in_models_order
 from jaxdist.parallel.mesh import make_mesh
 from jaxdist.parallel.microbatches import Microbatches
 from jaxdist.parallel.pipeline import Pipeline
-from jaxdist.parallel.schedule import SCHEDULES
+from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules import open_schedule
 from jaxdist.parallel.sharding import gradient_specs, layouts, parameter_specs, shardings
 
 ROWS, LENGTH = 8, 12  # of a microbatch
+EXACT = 1e-5  # of a leaf's largest entry, in fp32
 
 # Heads and layers for every mesh of 8; 61 tokens, a prime, in 64 rows of the table.
 TINY = ModelConfig(
@@ -48,12 +51,18 @@ class Case:
     @cached_property
     def parameters(self) -> Transformer:
         pipeline = self.pipeline
-        at_rest = ParallelConfig(zero=pipeline.parallel.zero)
-        return placed_parameters(replace(pipeline, parallel=at_rest, schedule=None))
+        parallel = pipeline.parallel
+        resting = ParallelConfig(
+            zero=parallel.zero,
+            schedule="interleaved",
+            num_chunks=parallel.num_chunks,
+            layout=parallel.layout,
+        )
+        return placed_parameters(replace(pipeline, parallel=resting, schedule=None))
 
     @cached_property
     def layouts(self) -> Any:
-        return layouts(parameters_of(self.pipeline.model), self.pipeline.rules)
+        return layouts(self.parameters, self.pipeline.rules)
 
     @cached_property
     def gradient_shardings(self) -> Any:
@@ -71,10 +80,25 @@ class Case:
         return self._compile(self.pipeline.loss_and_gradients)
 
     def loss_and_gradients(self) -> tuple[jax.Array, Transformer]:
-        return self.compiled(self.parameters, self.microbatches)
+        loss, gradients = self.compiled(self.parameters, self.microbatches)
+        return loss, in_models_order(gradients, self.pipeline.layers)
 
     def loss(self) -> jax.Array:
         return self._compile(self.pipeline.loss)(self.parameters, self.microbatches)
+
+    def assert_agrees(self, tolerance: float = EXACT) -> None:
+        """Loss, gradient norm and every gradient equal those of the plain model."""
+        loss, gradients = self.loss_and_gradients()
+        want_loss, want = self.plain()
+        np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
+        np.testing.assert_allclose(_norm(gradients), _norm(want), rtol=tolerance)
+        for (path, leaf), want_leaf in zip(
+            jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(want), strict=True
+        ):
+            largest = np.abs(want_leaf).max()
+            assert largest > 0, path
+            difference = np.abs(np.asarray(leaf) - want_leaf).max() / largest
+            assert difference < tolerance, (jax.tree_util.keystr(path), difference)
 
     def plain(self) -> tuple[jax.Array, Transformer]:
         """Loss and gradients of the plain model on one device, on the same numbers."""
@@ -110,6 +134,8 @@ def _make_case(
     zero: int = 1,
     schedule: str = "1f1b",
     num_microbatches: int = 4,
+    num_chunks: int = 1,
+    table: Schedule | None = None,
     dtype: str = "float32",
     skip_bubbles: bool = True,
     scale: float = 1.0,
@@ -121,15 +147,25 @@ def _make_case(
     pipeline = Pipeline(
         model=replace(TINY, **fields),
         parallel=ParallelConfig(
-            zero=zero, schedule=schedule, num_microbatches=num_microbatches, **parallel
+            zero=zero,
+            schedule=schedule,
+            num_microbatches=num_microbatches,
+            num_chunks=num_chunks,
+            **parallel,
         ),
         mesh=shape,
-        schedule=SCHEDULES[schedule](shape.pp, num_microbatches),
+        schedule=table or open_schedule(schedule, shape.pp, num_microbatches, num_chunks),
         compute_dtype=jnp.dtype(dtype),
         reduce_dtype=jnp.float32,
         skip_bubbles=skip_bubbles,
     )
     return Case(pipeline=pipeline, scale=scale)
+
+
+def _norm(tree: Any) -> np.float64:
+    return np.sqrt(
+        sum(np.square(np.asarray(leaf, np.float64)).sum() for leaf in jax.tree.leaves(tree))
+    )
 
 
 @cache
@@ -147,7 +183,7 @@ def parameters_of(config: ModelConfig) -> Transformer:
 
 @cache
 def placed_parameters(pipeline: Pipeline) -> Transformer:
-    whole = parameters_of(pipeline.model)
+    whole = at_rest(jax.tree.map(np.asarray, parameters_of(pipeline.model)), pipeline.layers)
     specs = parameter_specs(layouts(whole, pipeline.rules), pipeline.parallel.zero)
     return jax.device_put(whole, shardings(make_mesh(pipeline.mesh), specs))
 
