@@ -11,6 +11,7 @@ VERBS = {
     "train": "Train a model as a config says.",
     "generate": "Write text with a trained model.",
     "serve": "Serve a model under OpenAI's API, with a chat page.",
+    "plan": "Tell what a run will take, before it runs.",
     "convert": "Turn a run, a Hugging Face folder or a GGUF file into one another.",
 }
 

@@ -1,0 +1,191 @@
+"""A schedule as a picture: a Gantt chart in SVG, one row a stage, time to the right.
+
+Time is lock-step: a tick is as wide as its slowest stage makes it, so what is blank is the bubble.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from jaxdist.parallel.rings import IDLE
+from jaxdist.parallel.schedule import Schedule
+
+# Light to dark over the chunks; the hues differ in lightness too, for eyes that see few colours.
+FORWARD = ("#bcd7f5", "#2c6db5")
+BACKWARD = ("#fbd5a5", "#d97a1e")
+WEIGHT = ("#c5e3c0", "#4a9a52")
+INK, FAINT, BUBBLE = "#1f2933", "#d3dae1", "#edf0f3"
+FONT = "font-family='Inter, Helvetica, Arial, sans-serif'"
+
+_LEFT, _TOP, _RIGHT, _BOTTOM = 74, 86, 24, 44
+_ROW, _GAP = 34, 6
+_LEAST_WIDTH, _MOST_WIDTH = 560, 2400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """How long each kind of slot takes, for all layers of an average stage.
+
+    `num_layers` [chunks, stages] spreads that over the stretches of layers.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0  # the cotangents
+    weight: float = 1.0  # the weight gradients
+    num_layers: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[chunks, stages] each stretch's part of an average stage."""
+        return self.num_layers * self.num_layers.shape[1] / self.num_layers.sum()
+
+
+def gantt(schedule: Schedule, costs: Costs, title: str, figures: str) -> str:
+    """The SVG text of a schedule; `title` and `figures` are lines above the chart."""
+    return _Chart(schedule, costs).svg(title, figures)
+
+
+class _Chart:
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self.schedule = schedule
+        shape = (schedule.num_chunks, schedule.num_stages)
+        sizes = (
+            np.ones(shape)
+            if costs.num_layers is None
+            else costs.num_layers / costs.num_layers.max()
+        )
+        self.kinds = [("forward", FORWARD, schedule.forward, costs.forward * sizes)]
+        if schedule.weight is None:
+            whole = (costs.backward + costs.weight) * sizes
+            self.kinds += [("backward", BACKWARD, schedule.backward, whole)]
+        else:
+            self.kinds += [
+                ("backward", BACKWARD, schedule.backward, costs.backward * sizes),
+                ("weight gradient", WEIGHT, schedule.weight, costs.weight * sizes),
+            ]
+        spent = sum(self._spent(table, cost) for _, _, table, cost in self.kinds)
+        self.starts = np.concatenate([[0.0], np.cumsum(spent.max(axis=1))])
+        width = min(max(26 * self.starts[-1], _LEAST_WIDTH), _MOST_WIDTH)
+        self.scale = width / self.starts[-1]
+        self.width = width
+        self.height = schedule.num_stages * (_ROW + _GAP) - _GAP
+
+    def svg(self, title: str, figures: str) -> str:
+        width = self.width + _LEFT + _RIGHT
+        height = self.height + _TOP + _BOTTOM
+        parts = [
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
+            f"width='{width:.0f}' height='{height:.0f}' {FONT}>",
+            f"<rect width='{width:.0f}' height='{height:.0f}' fill='white'/>",
+            _text(_LEFT, 28, title, 16, weight="600"),
+            _text(_LEFT, 48, figures, 12, fill="#52606d"),
+            *self._legend(),
+            *self._lanes(),
+            *self._boxes(),
+            *self._axis(),
+            "</svg>",
+        ]
+        return "\n".join(parts) + "\n"
+
+    def _spent(self, table: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        own = cost[self.schedule.chunk(table), np.arange(self.schedule.num_stages)]
+        return np.where(table != IDLE, own, 0.0)
+
+    def _legend(self) -> Iterator[str]:
+        x = float(_LEFT)
+        for name, shades, _, _ in self.kinds:
+            for chunk in range(self.schedule.num_chunks):
+                yield _box(x, 60, 14, 12, _shade(shades, chunk, self.schedule.num_chunks))
+                x += 16
+            words = (
+                name
+                if self.schedule.num_chunks == 1
+                else (f"{name}, chunk 0 to {self.schedule.num_chunks - 1}")
+            )
+            yield _text(x + 3, 70.5, words, 11)
+            x += 22 + 6.1 * len(words)
+        yield _box(x, 60, 14, 12, BUBBLE, stroke=FAINT)
+        yield _text(x + 19, 70.5, "bubble", 11)
+
+    def _lanes(self) -> Iterator[str]:
+        for stage in range(self.schedule.num_stages):
+            y = self._y(stage)
+            yield _text(_LEFT - 12, y + _ROW / 2 + 4, f"stage {stage}", 12, anchor="end")
+            yield _box(_LEFT, y, self.width, _ROW, BUBBLE)
+        for start in self.starts:
+            x = _LEFT + start * self.scale
+            yield (
+                f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP - 4}' y2='{_TOP + self.height + 4}' "
+                f"stroke='{FAINT}' stroke-width='1'/>"
+            )
+
+    def _boxes(self) -> Iterator[str]:
+        for tick, stage in np.ndindex(self.schedule.num_ticks, self.schedule.num_stages):
+            x = _LEFT + self.starts[tick] * self.scale
+            for name, shades, table, cost in self.kinds:
+                entry = table[tick, stage]
+                if entry == IDLE:
+                    continue
+                microbatch, chunk = divmod(int(entry), self.schedule.num_chunks)
+                width = cost[chunk, stage] * self.scale
+                fill = _shade(shades, chunk, self.schedule.num_chunks)
+                told = (
+                    f"{name} of microbatch {microbatch}, chunk {chunk}: tick {tick}, stage {stage}"
+                )
+                yield f"<g><title>{told}</title>"
+                yield _box(x + 0.5, self._y(stage), max(width - 1, 0.5), _ROW, fill)
+                size = min(12.0, (width - 3) / (0.6 * len(str(microbatch))))
+                if size >= 5.5:
+                    ink = "white" if _is_dark(fill) else INK
+                    place = x + width / 2, self._y(stage) + _ROW / 2 + size * 0.36
+                    yield _text(*place, str(microbatch), size, fill=ink, anchor="middle")
+                yield "</g>"
+                x += width
+
+    def _axis(self) -> Iterator[str]:
+        y = _TOP + self.height + 20
+        widths = np.diff(self.starts) * self.scale
+        step = next(n for n in (1, 2, 5, 10, 20, 50, 100, 1000, 10**6) if n * widths.mean() >= 20)
+        for tick in range(0, self.schedule.num_ticks, step):
+            x = _LEFT + self.starts[tick] * self.scale + widths[tick] / 2
+            yield _text(x, y, str(tick), 10, fill="#7b8794", anchor="middle")
+        yield _text(_LEFT - 12, y, "tick", 10, fill="#7b8794", anchor="end")
+
+    def _y(self, stage: int) -> int:
+        return _TOP + stage * (_ROW + _GAP)
+
+
+def _shade(shades: tuple[str, str], chunk: int, num_chunks: int) -> str:
+    """A colour between the two, the middle of the scale for a chunk alone."""
+    part = 0.35 if num_chunks == 1 else chunk / (num_chunks - 1)
+    light, dark = (_rgb(shade) for shade in shades)
+    mixed = (round(a + (b - a) * part) for a, b in zip(light, dark, strict=True))
+    return "#" + "".join(f"{value:02x}" for value in mixed)
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def _is_dark(colour: str) -> bool:
+    red, green, blue = _rgb(colour)
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> str:
+    return (
+        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height}' rx='2.5' "
+        f"fill='{fill}' stroke='{stroke}'/>"
+    )
+
+
+def _text(
+    x: float, y: float, words: str, size: float, *, fill: str = INK, anchor: str = "start",
+    weight: str = "400",
+) -> str:  # fmt: skip
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size:.1f}' font-weight='{weight}' "
+        f"fill='{fill}' text-anchor='{anchor}'>{escape(words)}</text>"
+    )
