@@ -120,8 +120,6 @@ class LLM:
 
     def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
         """The prompts' hidden states, pooled ("mean" or "last"), float32 [hidden_size] each."""
-        if pooling not in ("mean", "last"):
-            raise UsageError(f"pooling={pooling!r} is not one of mean, last")
         outputs = self._run([(ids, {"pooling": pooling}) for ids in _prompts(prompts)])
         return [output.embedding for output in outputs if output.embedding is not None]
 
@@ -141,7 +139,7 @@ class LLM:
                 engine.abort_request(one.request_id)
         return [last[one.request_id] for one in prepared]
 
-    async def _render(self, chats: Sequence[Sequence[Any]], **how: bool) -> list[list[int]]:
+    async def _render(self, chats: Sequence[Sequence[Any]], **how: Any) -> list[list[int]]:
         from pydantic import ValidationError
 
         from jaxdist.server.chat import Chat
@@ -174,17 +172,15 @@ def _options(given: Mapping[str, Any]) -> tuple[RunnerOptions, EngineOptions]:
                 f"LLM has no option {name}{did_you_mean(name, sorted(of_runner | of_engine))}"
             )
     engine_options = EngineOptions(**{k: v for k, v in given.items() if k in of_engine})
-    for_runner = {"max_drafts": engine_options.num_speculative_tokens}
-    for_runner |= {k: v for k, v in given.items() if k in of_runner}
-    return RunnerOptions(**for_runner), engine_options
+    return RunnerOptions(**{k: v for k, v in given.items() if k in of_runner}), engine_options
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
     """The prompts as texts or ids."""
-    if isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], int)):
-        prompts = [prompts]
+    one = isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], int))
+    several: Sequence[Any] = [prompts] if one else prompts
     found: list[str | Sequence[int]] = []
-    for prompt in prompts:
+    for prompt in several:
         if isinstance(prompt, Mapping):
             key = "prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"
             if key not in prompt:

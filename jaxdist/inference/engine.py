@@ -217,7 +217,7 @@ class Engine:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
                 self.counters.prompt_tokens += len(request.prompt_ids)
-            metrics.num_preemptions += request.num_output_tokens > 0
+            metrics.num_preemptions += request.num_preemptions > 0
             self.runner.start(
                 request.slot,
                 NewSequence(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxdist.config import MeshShape, ModelConfig
@@ -58,10 +59,13 @@ def load_engine(
     """Read the weights onto the mesh and compile what the engine runs.
 
     tokenizer: In place of the model's own. warm: False compiles as it comes, at the first use.
-    progress: Is told of each program. UsageError where model, mesh and options do not go together.
+    progress: Is told of each program. The runner takes as many guesses as the engine makes.
+    UsageError where model, mesh and options do not go together.
     """
     if tokenizer is None and source.tokenizer is not None:
         tokenizer = load_tokenizer(source.tokenizer)
+    drafts = max(runner_options.max_drafts, engine_options.num_speculative_tokens)
+    runner_options = replace(runner_options, max_drafts=drafts)
     ends = eos_ids(source.companions(), tokenizer)
     runner = ModelRunner(
         source.config,

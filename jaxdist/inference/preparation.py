@@ -87,6 +87,8 @@ class Preparer:
         pooling: "mean" or "last" to embed the prompt instead of continuing it. priority: the least
         is served first. cache_salt: only equal ones share cached blocks.
         """
+        if pooling not in (None, "mean", "last"):
+            raise RequestError(f"pooling={pooling!r} is not one of mean, last", param="pooling")
         ids = self._encode(prompt) if isinstance(prompt, str) else whole_ids(prompt)
         params = params or SamplingParams()
         max_tokens = resolve_max_tokens(
