@@ -12,6 +12,8 @@ from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.models.layers import Axes, Cache, Context
 from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
+from jaxdist.ops.product import platform
+from jaxdist.parallel.attention import by_heads
 from jaxdist.parallel.experts import sharded_experts
 from jaxdist.parallel.products import contract, expand
 from jaxdist.parallel.sharding import Rules, only
@@ -38,15 +40,27 @@ def training_context(
             k_BTKH, v_BTKH = (
                 constrain(jnp.repeat(x, group, axis=2), heads) for x in (k_BTKH, v_BTKH)
             )
-        out_BTNH = causal_attention(
-            q_BTNH,
-            k_BTKH,
-            v_BTKH,
-            segment_ids=segment_ids_BT,
-            sliding_window=config.sliding_window,
-            **scores,
-        )
-        return out_BTNH, cache
+        # `is_local` may be traced; all else is known.
+        is_local = scores.pop("is_local", None)
+        traced, fixed = (is_local, None) if isinstance(is_local, Array) else (None, is_local)
+
+        def attention(
+            q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, segment_ids_BT: Array, traced: Array | None
+        ) -> Array:
+            return causal_attention(
+                q_BTNH,
+                k_BTKH,
+                v_BTKH,
+                segment_ids=segment_ids_BT,
+                sliding_window=config.sliding_window,
+                is_local=fixed if traced is None else traced,
+                **scores,
+            )
+
+        extra = segment_ids_BT, traced
+        if platform() == "gpu":
+            return by_heads(attention, q_BTNH, k_BTKH, v_BTKH, extra), cache
+        return attention(q_BTNH, k_BTKH, v_BTKH, *extra), cache
 
     if mesh.tp == 1:
         products = {"dot": partial(dot, compute_dtype=compute_dtype)}
