@@ -4,7 +4,6 @@ The grammars are llguidance's. End-of-sequence is allowed exactly where the text
 Shapes: k drafts, W = ceil(vocab_size / 32) words of bits.
 """
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.grammar_checker import Checker, make_tokenizer, start
+from jaxdist.inference.json_schema import schema_text
 from jaxdist.inference.sampling_params import StructuredOutput
 from jaxdist.inference.token_bytes import token_bytes
 
@@ -169,7 +169,7 @@ def _source(structured: StructuredOutput) -> tuple[str, str]:
         kind, make = "the choice", LLMatcher.grammar_from_regex
     else:
         kind, make = "the JSON schema", LLMatcher.grammar_from_json_schema
-        text = '{"type": "object"}' if structured.json is None else _schema(structured.json)
+        text = '{"type": "object"}' if structured.json is None else schema_text(structured.json)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -177,20 +177,6 @@ def _source(structured: StructuredOutput) -> tuple[str, str]:
     if size > MAX_BYTES:
         raise UsageError(f"{kind} has {size} bytes; at most {MAX_BYTES} are allowed")
     return kind, make(text)
-
-
-def _schema(schema: object) -> str:
-    """The text of a schema, which is an object."""
-    try:
-        value = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(value)
-    except RecursionError:
-        raise UsageError("the JSON schema is too deep") from None
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {_one_line(str(error))}") from None
-    if not isinstance(value, (dict, bool)):
-        raise UsageError("the JSON schema is not an object")
-    return text
 
 
 def _literal(text: str) -> str:
