@@ -178,7 +178,7 @@ def _options(given: Mapping[str, Any]) -> tuple[RunnerOptions, EngineOptions]:
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
     """The prompts as texts or ids."""
     one = isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], int))
-    several: Sequence[Any] = [prompts] if one else prompts
+    several: Any = [prompts] if one else prompts
     found: list[str | Sequence[int]] = []
     for prompt in several:
         if isinstance(prompt, Mapping):

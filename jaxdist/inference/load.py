@@ -17,7 +17,10 @@ from jaxdist.inference.warm_up import Progress, warm_up
 class Source(Protocol):
     """What is needed of an opened model; `training.model_source.ModelSource` is one."""
 
-    tokenizer: str | None  # as `load_tokenizer` takes it
+    @property
+    def tokenizer(self) -> str | None:
+        """As `load_tokenizer` takes it; None where there is none."""
+        ...
 
     @property
     def config(self) -> ModelConfig:

@@ -99,8 +99,7 @@ class Preparer:
             max_model_len=self.runner.max_model_len,
             capacity=(self.runner.num_blocks - 1) * self.runner.block_size,
         )
-        self._check(params)
-        structured = params.structured if pooling is None else None
+        tokenizer = self._check(params)
         seed = self._seeds.getrandbits(31) if params.seed is None else params.seed
         seeds = [child_seed(seed, i) for i in range(1 if pooling else params.n)]
         return Prepared(
@@ -112,8 +111,8 @@ class Preparer:
             pooling=pooling,
             priority=priority,
             salt=cache_salt,
-            grammar=None if structured is None else self._compile(structured),
-            bad_words=bad_word_ids(params.bad_words, self.tokenizer) if params.bad_words else (),
+            grammar=None if pooling else self._compile(params.structured, tokenizer),
+            bad_words=() if tokenizer is None else bad_word_ids(params.bad_words, tokenizer),
             stream=stream,
         )
 
@@ -123,8 +122,8 @@ class Preparer:
         ids = self.tokenizer.encode(text)
         return ids if self.tokenizer.bos_id is None else [self.tokenizer.bos_id, *ids]
 
-    def _check(self, params: SamplingParams) -> None:
-        """RequestError where the parameters do not suit this model."""
+    def _check(self, params: SamplingParams) -> Tokenizer | None:
+        """RequestError where the parameters do not suit this model; its tokenizer."""
         try:
             params.check_against(self.runner.vocab_size)
         except UsageError as error:  # its message begins with the field
@@ -136,12 +135,15 @@ class Preparer:
                         f"{name} needs a tokenizer, and this model has none; leave it out",
                         param=name,
                     )
+        return self.tokenizer
 
-    def _compile(self, structured: StructuredOutput) -> Any:
+    def _compile(self, structured: StructuredOutput | None, tokenizer: Tokenizer | None) -> Any:
+        if structured is None or tokenizer is None:
+            return None
         # Only loaded where it is asked for: its library is an extra.
         from jaxdist.inference.grammar import compile as compile_grammar
 
         try:
-            return compile_grammar(structured, self.tokenizer, sorted(self.eos_ids))
+            return compile_grammar(structured, tokenizer, sorted(self.eos_ids))
         except UsageError as error:
             raise RequestError(str(error), param="structured") from None

@@ -11,6 +11,7 @@ from jaxdist.data.tokenizer import BytesTokenizer
 from jaxdist.inference.async_engine import AsyncEngine
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.errors import EngineError, RequestError
+from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.sampling_params import SamplingParams
 from tests.inference.fake_runner import FakeRunner, expected
 
@@ -24,7 +25,7 @@ def serve():
 
     def run(scenario, **fields):
         async def main():
-            runner = FakeRunner(**{"words": WORDS} | fields)
+            runner = FakeRunner(words=WORDS, **fields)
             engine = AsyncEngine(Engine(runner, BytesTokenizer()))
             try:
                 return await asyncio.wait_for(scenario(engine), 20)
@@ -37,11 +38,9 @@ def serve():
     return run
 
 
-async def text_of(engine, prompt, params, name, **how):
-    last = None
-    async for output in engine.generate(prompt, params, name, **how):
-        last = output
-    return last
+async def text_of(engine, prompt, params, name, **how) -> RequestOutput:
+    outputs = [output async for output in engine.generate(prompt, params, name, **how)]
+    return outputs[-1]
 
 
 async def until(condition):

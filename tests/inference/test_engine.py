@@ -1,6 +1,7 @@
 """The engine over a runner without a device: whatever happens, a text is what it is alone."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ class Lives(RuleBasedStateMachine):
         )
         self.engine = Engine(self.runner, BytesTokenizer(), options)
         self.wanted: dict[str, tuple] = {}
-        self.last: dict[str, object] = {}
+        self.last: dict[str, Any] = {}
         self.aborted: set[str] = set()
         self.count = 0
 
@@ -200,7 +201,8 @@ TestLives.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 @pytest.fixture
 def engine_of():
     def make(options=None, *, eos_ids=None, **fields):
-        runner = FakeRunner(**{"words": [*b"abcdefgh "]} | fields)
+        defaults: dict[str, Any] = {"words": [*b"abcdefgh "]}
+        runner = FakeRunner(**defaults | fields)
         return Engine(runner, BytesTokenizer(), EngineOptions(**options or {}), eos_ids=eos_ids)
 
     return make
