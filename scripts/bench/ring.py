@@ -21,8 +21,9 @@ class Ring:
     def __enter__(self) -> "Ring":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._admit()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        for contender in self._contenders.values():
+            contender.close(patience=0 if error else 10)
 
     def meet(self, comparison: Comparison, rounds: int) -> Result:
         """Warm up, then let the two sides take turns, `rounds` times each."""

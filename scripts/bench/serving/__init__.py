@@ -1,0 +1,1 @@
+"""Benchmarks of serving: load on an endpoint, and engines that take turns."""
