@@ -26,9 +26,11 @@ def test_bad_words_are_banned_where_they_would_end():
         ngrams=NgramIndex(1, 1),
         most_drafts=3,
     )
-    drafts, masks = guide.shape([9, 4, 5, 6, 9, 4], 4, 3)
+    shape = guide.shape([9, 4, 5, 6, 9, 4], 4, 3)
+    assert shape is not None and shape[1] is not None
+    drafts = shape[0]
     assert list(drafts) == [5, 6, 9]
-    banned = [set(range(40)) - allowed(row) for row in masks]
+    banned = [set(range(40)) - allowed(row) for row in shape[1]]
     # The prompt's own words count for nothing; a draft that is bad is refused at its place.
     assert banned == [{1}, {1, 6}, {1}, {1}]
     assert guide.needs_tokens and not Guide(vocab_size=40, bad_words=[(1,)]).needs_tokens
