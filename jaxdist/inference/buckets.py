@@ -92,6 +92,6 @@ def _powers(most: int) -> list[int]:
 
 
 def _steps(most: int) -> list[int]:
-    """1 to `MANY`, then powers of two."""
-    few = list(range(1, min(most, MANY) + 1))
+    """2 to `MANY`, then powers of two. One row costs no less than two, on the CPU far more."""
+    few = list(range(2, max(2, min(most, MANY)) + 1))
     return few + [n for n in _powers(most) if n > MANY]

@@ -26,7 +26,8 @@ from jaxdist.inference.kv_pool import SPEC as POOL
 from jaxdist.inference.placement import Weights
 from jaxdist.inference.step_data import StepData as Step
 from jaxdist.models.layers import Cache, Context
-from jaxdist.ops.paged_attention import Pages, Rows, reference_paged_attention, write_pages
+from jaxdist.ops.linear import linear
+from jaxdist.ops.paged_attention import Pages, Rows, paged_attention, write_pages
 from jaxdist.ops.rope import Rope, rope_table
 from jaxdist.parallel.collectives import psum, ring_shift
 from jaxdist.parallel.context import training_context
@@ -109,7 +110,17 @@ class Forward:
         mesh = MeshShape(**self.mesh.shape)
         base = training_context(config, rules, mesh, None, self.compute_dtype)
         attend = _Attend(config=config, rows=rows, kv_dtype=self.kv_dtype, tp=mesh.tp)
-        return replace(base, attend=attend)
+        if mesh.tp > 1:
+            return replace(base, attend=attend)
+
+        def dot(x: Array, w: Array) -> Array:
+            return linear(x, w, self.compute_dtype).astype(self.compute_dtype)
+
+        def head(x: Array, table: Array) -> Array:
+            table = table.T if table.ndim == 2 else table
+            return linear(x, table, self.compute_dtype)
+
+        return replace(base, attend=attend, dot=dot, dots=None, head=head)
 
     def _is_local(self, stage: Array | int, number: int) -> bool | Array | None:
         """Whether layer `number` of a stage attends to the window only; None where all do alike."""
@@ -161,7 +172,7 @@ class _Attend:
             own = lax.axis_index("tp") * k_BTKH.shape[2] // self.tp
             k_BTKH, v_BTKH = (lax.dynamic_slice_in_dim(x, own, 1, axis=2) for x in (k_BTKH, v_BTKH))
         pages = write_pages(pages, k_BTKH, v_BTKH, rows, dtype=self.kv_dtype)
-        out_BTNH = reference_paged_attention(
+        out_BTNH = paged_attention(
             q_BTNH,
             pages,
             rows,

@@ -13,11 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
-from jaxdist.models.transformer import Transformer
+from jaxdist.models.layers import Linear
+from jaxdist.models.transformer import Block, Transformer
+from jaxdist.ops.linear import fits_blocks, in_blocks
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 
 Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings of its argument
@@ -60,12 +63,15 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     for leaves, structure in stacks:
         count = leaves[0].shape[0] // shape.pp
         layers += [jax.tree.unflatten(structure, layer) for layer in _cut(leaves, shape.pp, count)]
+    if shape.tp == 1:
+        layers = [_laid_out(layer, NamedSharding(mesh, P("pp"))) for layer in layers]
+        rest = _with_head(rest, NamedSharding(mesh, P()))
     staged = jax.tree.map(lambda leaf: P("pp", *leaf.sharding.spec[1:]), layers)
     return Weights(
         config=config,
         rules=rules,
         arrays=(rest, layers),
-        specs=(without_layers(specs), staged),
+        specs=(jax.tree.map(lambda leaf: leaf.sharding.spec, rest), staged),
     )
 
 
@@ -74,6 +80,38 @@ def without_layers(model: Transformer) -> Transformer:
     other = copy.copy(model)
     other.layers = other.dense_layers = None
     return other
+
+
+def _laid_out(layer: Block, sharding: NamedSharding) -> Block:
+    """The layer with the weights of its linear layers as the backend wants them."""
+
+    def lay_out(node: Any) -> Any:
+        if type(node) is not Linear:
+            return node
+        weight = node.weight[...]
+        if weight.ndim != 3 or not fits_blocks(weight.shape[-1], weight.dtype, _platform(sharding)):
+            return node
+        node = copy.copy(node)
+        node.weight = node.weight.replace(jax.jit(in_blocks, out_shardings=sharding)(weight))
+        return node
+
+    return jax.tree.map(lay_out, layer, is_leaf=lambda node: isinstance(node, Linear))
+
+
+def _with_head(rest: Transformer, sharding: NamedSharding) -> Transformer:
+    """With a head of its own where the backend wants it laid out in another way than the table."""
+    table = rest.embed_tokens if rest.lm_head is None else rest.lm_head
+    rows, _ = table[...].shape
+    if not fits_blocks(rows, table[...].dtype, _platform(sharding)):
+        return rest
+    head = jax.jit(lambda table: in_blocks(table.T), out_shardings=sharding)(table[...])
+    rest = copy.copy(rest)
+    rest.lm_head = nnx.data(table.replace(head))  # in a tied model it was nothing
+    return rest
+
+
+def _platform(sharding: NamedSharding) -> str:
+    return sharding.mesh.devices.flat[0].platform
 
 
 def _cut(leaves: list[jax.Array], num_stages: int, num_layers: int) -> list[list[jax.Array]]:

@@ -39,6 +39,8 @@ class Context:
     #   model's `scores` as keywords where it has any (see `Attention`)
     experts: Callable[..., jax.Array] = routed_experts
     # ^ as ops.experts.routed_experts, wherever the experts are
+    head: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    # ^ x [..., D], table [V, D] -> logits [..., V] in fp32; None: their product
     constrain: Callable[[jax.Array, Axes], jax.Array] = unconstrained
     compute_dtype: DTypeLike  # of activations
 

@@ -196,9 +196,8 @@ class Transformer(nnx.Module):
     def logits(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         """Final norm and head; fp32, the padding rows of the vocabulary cut off."""
         table = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits_BTV = product(
-            self.norm(x_BTD), table[...], ((2,), (1,)), compute_dtype=ctx.compute_dtype
-        )
+        head = ctx.head or partial(product, contract=((2,), (1,)), compute_dtype=ctx.compute_dtype)
+        logits_BTV = head(self.norm(x_BTD), table[...])
         cap = self.config.final_logit_softcapping
         if cap is not None:
             logits_BTV = cap * jnp.tanh(logits_BTV / cap)

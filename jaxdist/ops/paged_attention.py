@@ -8,13 +8,19 @@ A pool holds 16-bit floats as their bits (see `parallel/stacks.py`): XLA:CPU wou
 bf16 by way of fp32, a copy of the whole pool. Page 0 belongs to nobody: padding writes there.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
+from jax import lax
 from jax.typing import DTypeLike
 
 from jaxdist.ops.attention import attention_mask, masked_attention
+
+CHUNK = 128  # keys looked at together
+_FAR = 2**30  # later than every position
+_LOWEST = -1e30  # below every score
 
 
 class Pages(NamedTuple):
@@ -45,10 +51,78 @@ def write_pages(
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
         new = jnp.where(jnp.isfinite(new), new, 0).astype(dtype)
         if pool.dtype != new.dtype:
-            new = jax.lax.bitcast_convert_type(new, pool.dtype)
+            new = lax.bitcast_convert_type(new, pool.dtype)
         return pool.at[page_BT, offset_BT].set(new, mode="promise_in_bounds")
 
     return Pages(put(pages.keys, k_BTKH), put(pages.values, v_BTKH))
+
+
+def paged_attention(
+    q_BTNH: jax.Array,
+    pages: Pages,
+    rows: Rows,
+    *,
+    dtype: DTypeLike,
+    sliding_window: int | None = None,
+    is_local: bool | jax.Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """`reference_paged_attention`, some keys at a time and no further than the longest row.
+
+    The softmax is made as it goes, as in FlashAttention (arXiv 2205.14135); fp32 inside.
+    """
+    batch, length, heads, head_dim = q_BTNH.shape
+    page_size, kv_heads = pages.keys.shape[1:3]
+    scale = head_dim**-0.5 if scale is None else scale
+    width = max(1, CHUNK // page_size)
+    tables = jnp.pad(rows.tables, ((0, 0), (0, -rows.tables.shape[1] % width)))
+    query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
+    q_BKRH = rearrange(q_BTNH.astype(jnp.float32) * scale, "b t (k g) h -> b k (g t) h", k=kv_heads)
+    num_rows = q_BKRH.shape[2]
+
+    def chunk(index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+        most_BKR, sum_BKR, out_BKRH = carry
+        table = lax.dynamic_slice_in_dim(tables, index * width, width, axis=1)
+        k_BKSH, v_BKSH = (
+            rearrange(_floats(pool[table], dtype).astype(jnp.float32), "b w c k h -> b k (w c) h")
+            for pool in pages
+        )
+        score_BKRS = _batched("bkrh,bksh->bkrs", q_BKRH, k_BKSH)
+        if softcap is not None:
+            score_BKRS = softcap * jnp.tanh(score_BKRS / softcap)
+        key_1S = (index * width * page_size + jnp.arange(width * page_size))[None, :]
+        seen_BTS = attention_mask(
+            query_BT, key_1S, sliding_window=sliding_window, is_local=is_local
+        )
+        seen_BGTS = jnp.broadcast_to(
+            seen_BTS[:, None], (batch, heads // kv_heads, *seen_BTS.shape[1:])
+        )
+        seen_B1RS = seen_BGTS.reshape(batch, 1, num_rows, -1)
+        score_BKRS = jnp.where(seen_B1RS, score_BKRS, -jnp.inf)
+        higher_BKR = jnp.maximum(most_BKR, score_BKRS.max(axis=-1))
+        weight_BKRS = jnp.exp(score_BKRS - higher_BKR[..., None])
+        shrink_BKR = jnp.exp(most_BKR - higher_BKR)
+        out_BKRH = out_BKRH * shrink_BKR[..., None]
+        out_BKRH += _batched("bkrs,bksh->bkrh", weight_BKRS, v_BKSH)
+        return higher_BKR, sum_BKR * shrink_BKR + weight_BKRS.sum(axis=-1), out_BKRH
+
+    shape = (batch, kv_heads, num_rows)
+    first = 0
+    if sliding_window is not None and is_local in (None, True):
+        earliest = jnp.min(jnp.where(rows.counts > 0, rows.positions, _FAR)) - sliding_window + 1
+        first = jnp.clip(earliest // (width * page_size), 0, None)
+    last = (jnp.max(rows.positions + rows.counts) - 1) // (width * page_size) + 1
+    # Finite, so that a chunk of which a row sees nothing gives no NaN; what it adds shrinks to 0.
+    start = (jnp.full(shape, _LOWEST), jnp.zeros(shape), jnp.zeros((*shape, pages.values.shape[3])))
+    _, sum_BKR, out_BKRH = lax.fori_loop(jnp.minimum(first, last), last, chunk, start)
+    out_BKRH = out_BKRH / jnp.maximum(sum_BKR, 1e-30)[..., None]
+    out_BTNH = rearrange(out_BKRH, "b k (g t) h -> b t (k g) h", t=length)
+    return out_BTNH.astype(q_BTNH.dtype)
+
+
+def _batched(dims: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(dims, a, b, precision=lax.Precision.HIGHEST)
 
 
 def reference_paged_attention(
@@ -87,4 +161,4 @@ def _places(rows: Rows, num_queries: int, page_size: int) -> tuple[jax.Array, ja
 
 
 def _floats(pool: jax.Array, dtype: DTypeLike) -> jax.Array:
-    return pool if pool.dtype == dtype else jax.lax.bitcast_convert_type(pool, dtype)
+    return pool if pool.dtype == dtype else lax.bitcast_convert_type(pool, dtype)
