@@ -1,14 +1,20 @@
-"""`python -m jaxdist.generate`: write text with a trained model, whatever it lies in."""
+"""`python -m jaxdist.generate`: write text with a model, or chat with it, in the terminal."""
 
-import re
 import sys
-from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
 
-from jsonargparse import ArgumentParser
+from jaxdist import platform
+from jaxdist.config import MeshShape, UsageError, limits, one_line_errors
+from jaxdist.config.options import parse_options
+from jaxdist.inference.runner_options import DTYPES
+from jaxdist.inference.sampling_params import SamplingParams
 
-from jaxdist.config import UsageError, one_line_errors
+
+def _option(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +26,38 @@ class Options:
             "help": "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
         }
     )
-    prompt: str = field(metadata={"help": "Text to continue."})
-    max_tokens: int = field(default=100, metadata={"help": "Most tokens to write."})
-    temperature: float = field(
-        default=0.8, metadata={"help": "0 takes the likeliest token; higher varies more."}
-    )
-    seed: int = field(default=0, metadata={"help": "The same seed writes the same text."})
+    prompt: str | None = _option(None, "Text to continue.")
+    chat: bool = _option(False, "Talk with the model, by its own template, until Ctrl-D.")
+    system: str | None = _option(None, "With --chat: what the model is told first.")
+    max_tokens: int = _option(100, "Most tokens to write, at once.")
+    temperature: float = _option(0.8, "0 takes the likeliest token; higher varies more.")
+    top_p: float = _option(1.0, "Only the likeliest tokens that hold this probability.")
+    top_k: int = _option(0, "Only so many of the likeliest tokens; 0 for all.")
+    seed: int = _option(0, "The same seed writes the same text.")
+    mesh: str = _option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    simulate: bool = _option(False, "Let the CPU stand in for all devices of the mesh.")
+    dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
+
+    def __post_init__(self):
+        limits.whole("max-tokens", self.max_tokens, 1)
+        limits.number("temperature", self.temperature, 0)
+        limits.whole("seed", self.seed, 0, 2**32 - 1)
+        limits.choice("dtype", self.dtype, DTYPES)
+        if self.chat == (self.prompt is not None):
+            raise UsageError("give --prompt TEXT to continue, or --chat to talk, and not both")
+        if self.chat and not (find_spec("jinja2") and find_spec("pydantic")):
+            raise UsageError("--chat needs jinja2 and pydantic; pip install 'jaxdist[serve]'")
+
+    def sampling(self) -> SamplingParams:
+        """Of each text."""
+        names = "max_tokens temperature top_p top_k seed"
+        return SamplingParams(**{name: getattr(self, name) for name in names.split()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, restore, write the text as it comes; returns the exit code."""
+    """Parse, load, write the text as it comes; returns the exit code."""
     with one_line_errors():
-        options = parse(sys.argv[1:] if argv is None else argv)
+        options = parse_options(Options, sys.argv[1:] if argv is None else argv, "jaxdist generate")
         try:
             for piece in write(options):
                 print(piece, end="", flush=True)
@@ -42,57 +68,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(argv: Sequence[str]) -> Options:
-    """The options that the arguments spell."""
-    parser = ArgumentParser(prog="jaxdist generate", exit_on_error=False, allow_abbrev=False)
-    for option in fields(Options):
-        parser.add_argument(
-            _dashed("--" + option.name),
-            type=option.type,
-            default=None if option.default is MISSING else option.default,
-            required=option.default is MISSING,
-            help=option.metadata["help"],
-        )
-    try:
-        return Options(**parser.parse_args(list(map(_dashed, argv))).as_dict())
-    except ArgumentError as error:
-        wrong = re.search(r'"(\w+)".*value: (.*)', str(error), re.DOTALL)
-        message = f"{_dashed('--' + wrong[1])} cannot be {wrong[2]!r}" if wrong else str(error)
-        raise UsageError(f"{message}; --help lists the options") from None
-
-
-def _dashed(word: str) -> str:
-    """An option's name with - for each _; any other word as it is."""
-    return re.sub(r"^--\w+", lambda name: name[0].replace("_", "-"), word)
-
-
 def write(options: Options) -> Iterator[str]:
-    """The prompt, then its continuation in pieces; all is checked before the model is read."""
-    # JAX is loaded here, after the arguments are known to be right.
+    """The prompt and its continuation in pieces, or a chat's answers; checked before it is read."""
+    mesh, sampling = MeshShape.parse(options.mesh), options.sampling()
+    if options.simulate:
+        platform.simulate_devices(mesh.size)
+    # JAX is loaded here, after the options are known to be right.
     from jaxdist.data import load_tokenizer
-    from jaxdist.inference.detokenizer import TextStream
-    from jaxdist.inference.naive import Sampling, check_prompt, generate
+    from jaxdist.inference.naive import check_prompt
+    from jaxdist.inference.stream import load_for_one, stream
     from jaxdist.training.model_source import open_model
 
-    sampling = Sampling(
-        max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
-    )
     source = open_model(options.model)
     if source.tokenizer is None:
         raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
+    if options.chat:
+        from jaxdist.server.terminal import converse
+
+        engine = load_for_one(source, mesh, options.dtype)
+        yield from converse(engine, source.companions(), sampling, options.system)
+        return
     tokenizer = load_tokenizer(source.tokenizer)
-    prompt = tokenizer.encode(options.prompt)
+    prompt = tokenizer.encode(str(options.prompt))
     if tokenizer.bos_id is not None:
         prompt = [tokenizer.bos_id, *prompt]
-    check_prompt(source.config, prompt, sampling.max_tokens)
-    model = source.model()
-    yield options.prompt
-    stream = TextStream(tokenizer, prompt)
-    for token in generate(
-        model, prompt, sampling, eos_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size
-    ):
-        yield stream.push(token)
-    yield stream.finish()
+    check_prompt(source.config, prompt, options.max_tokens)
+    engine = load_for_one(source, mesh, options.dtype, len(prompt) + options.max_tokens)
+    yield str(options.prompt)
+    yield from stream(engine, prompt, sampling)
 
 
 if __name__ == "__main__":

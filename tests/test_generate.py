@@ -10,6 +10,7 @@ import pytest
 from jaxdist import generate
 from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from jaxdist.config.command_line import to_yaml
+from jaxdist.config.options import parse_options
 from jaxdist.inference.naive import Sampling
 from jaxdist.inference.naive import generate as generate_ids
 from jaxdist.interop.huggingface_write import write_huggingface
@@ -18,6 +19,7 @@ from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.model_source import open_model
 
 PROMPT = "Zoë: "
+FP32 = ("--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def refused(capsys, *words: str) -> str:
 
 
 def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
-    words = ("--model", run, "--prompt", PROMPT, "--max-tokens", "20", "--seed", "3")
+    words = ("--model", run, "--prompt", PROMPT, "--max-tokens", "20", "--seed", "3", *FP32)
     assert generate.main(words) == 0
     ids = list(PROMPT.encode())
     sampling = Sampling(max_tokens=20, temperature=0.8, seed=3)
@@ -75,7 +77,7 @@ def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
 
 
 def test_a_hugging_face_folder_writes_the_same(run, tmp_path, capsys):
-    words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0")
+    words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0", *FP32)
     source = open_model(run)
     write_huggingface(tmp_path / "folder", source.config, source.weights.weights())
     assert "has no tokenizer" in refused(capsys, "--model", str(tmp_path / "folder"), *words)
@@ -104,14 +106,15 @@ def bytes_as_json() -> str:
 
 
 def test_pieces_come_one_by_one(run):
-    options = generate.parse(["--model", run, "--prompt", "a", "--max-tokens", "5"])
-    pieces = generate.write(options)
+    pieces = generate.write(generate.Options(model=run, prompt="a", max_tokens=5))
     assert next(pieces) == "a"
     assert len(list(pieces)) <= 6
 
 
 def test_options_have_defaults_and_types():
-    options = generate.parse(["--model", "1", "--prompt=-x", "--max_tokens", "5"])
+    options = parse_options(
+        generate.Options, ["--model", "1", "--prompt=-x", "--max_tokens", "5"], "generate"
+    )
     assert options == generate.Options(model="1", prompt="-x", max_tokens=5)
 
 
