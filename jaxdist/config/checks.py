@@ -45,6 +45,7 @@ def check_run(config: "RunConfig") -> None:
 def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
     """Refuse a mesh that the model and the batch do not divide over; axes of -1 are skipped."""
     dp, pp, tp = (max(degree, 1) for degree in mesh.degrees)
+    _check_layers(config.model)
     _check_tensor_parallel(config.model, tp)
     if mesh.pp != -1:
         _check_pipeline(config.model, config.parallel, pp)
@@ -60,6 +61,7 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
 
 def check_model_on_mesh(model: ModelConfig, mesh: MeshShape) -> None:
     """Refuse a mesh that the model's heads, MLP and layers do not divide over."""
+    _check_layers(model)
     _check_tensor_parallel(model, mesh.tp)
     layers = model.num_hidden_layers
     if layers % mesh.pp:
@@ -74,16 +76,34 @@ def fitting_tp(model: ModelConfig) -> list[int]:
 
     Key/value heads are split where tp divides them and repeated where they divide tp.
     """
-    heads, kv_heads, mlp = (
-        model.num_attention_heads,
-        model.num_key_value_heads,
-        model.intermediate_size,
-    )
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     return [
         tp
         for tp in _divisors(heads)
-        if (kv_heads % tp == 0 or tp % kv_heads == 0) and mlp % tp == 0
+        if (kv_heads % tp == 0 or tp % kv_heads == 0)
+        and all(width % tp == 0 for width in _split_over_tp(model).values())
     ]
+
+
+def _split_over_tp(model: ModelConfig) -> dict[str, int]:
+    """What tp divides besides the heads, by name."""
+    if not model.num_experts:
+        return {"intermediate_size": model.intermediate_size}
+    widths = {"num_experts": model.num_experts}
+    if model.n_shared_experts:
+        widths["n_shared_experts * moe_intermediate_size"] = (
+            model.n_shared_experts * model.expert_size
+        )
+    return widths
+
+
+def _check_layers(model: ModelConfig) -> None:
+    if model.first_k_dense_replace:
+        raise UsageError(
+            f"model.first_k_dense_replace={model.first_k_dense_replace}: training and serving run "
+            "layers that are all alike; such a model can be converted and generated with, or "
+            "trained with --model.first_k_dense_replace 0"
+        )
 
 
 def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
@@ -99,9 +119,8 @@ def _check_tensor_parallel(model: ModelConfig, tp: int) -> None:
             f"num_key_value_heads={kv_heads} and tp={tp}: neither divides the other, so they can "
             f"be neither split nor repeated; {choose}"
         )
-    raise UsageError(
-        f"intermediate_size={model.intermediate_size} is not divisible by tp={tp}; {choose}"
-    )
+    name, width = next(item for item in _split_over_tp(model).items() if item[1] % tp)
+    raise UsageError(f"{name}={width} is not divisible by tp={tp}; {choose}")
 
 
 def _check_pipeline(model: ModelConfig, parallel: ParallelConfig, pp: int) -> None:

@@ -37,19 +37,42 @@ def flops_per_token(config: ModelConfig, sequence_length: int) -> float:
     """FLOPs of forward and backward pass per token of a row of `sequence_length` tokens.
 
     6 per weight that multiplies a token (blocks and head; neither the embedding, which is looked
-    up, nor the padding of the vocabulary) and 12 * layers * (heads * head_dim) per attended
-    token, of which causal attention has (T + 1) / 2 on average, a sliding window fewer. Packed
-    documents attend to fewer still; they are counted as one.
+    up, nor the padding of the vocabulary; of experts those that a token takes) and
+    6 * layers * heads * (head_dim + value_dim) per attended token, of which causal attention has
+    (T + 1) / 2 on average, a sliding window fewer. Packed documents attend to fewer still; they
+    are counted as one.
     """
     hidden, layers = config.hidden_size, config.num_hidden_layers
-    heads = config.num_attention_heads * config.head_dim
-    kv_heads = config.num_key_value_heads * config.head_dim
-    attention = hidden * (2 * heads + 2 * kv_heads)
-    mlp = hidden * config.intermediate_size * (2 if config.mlp == "gelu" else 3)
-    weights = layers * (attention + mlp) + hidden * config.vocab_size
-    window = min(config.sliding_window or sequence_length, sequence_length)
-    attended = (window * (window + 1) / 2 + (sequence_length - window) * window) / sequence_length
-    return 6.0 * weights + 12.0 * layers * heads * attended
+    products = 2 if config.mlp == "gelu" else 3
+    dense = config.first_k_dense_replace if config.num_experts else layers
+    experts = config.num_experts_per_tok + config.n_shared_experts
+    mlps = dense * products * hidden * config.intermediate_size
+    routed = config.num_experts + products * experts * config.expert_size
+    mlps += (layers - dense) * hidden * routed
+    weights = layers * _attention_weights(config) + mlps + hidden * config.vocab_size
+    heads = config.num_attention_heads * (config.head_dim + config.value_dim)
+    local = sum(map(config.is_local, range(layers)))
+    attended = local * _attended(sequence_length, config.sliding_window)
+    attended += (layers - local) * _attended(sequence_length, None)
+    return 6.0 * weights + 6.0 * heads * attended
+
+
+def _attention_weights(config: ModelConfig) -> int:
+    """Of one layer."""
+    hidden, num_heads = config.hidden_size, config.num_attention_heads
+    heads, out = num_heads * config.head_dim, hidden * num_heads * config.value_dim
+    if not config.kv_lora_rank:
+        return hidden * (heads + 2 * config.num_key_value_heads * config.head_dim) + out
+    queries = config.q_lora_rank * (hidden + heads) if config.q_lora_rank else hidden * heads
+    latent = hidden * (config.kv_lora_rank + config.qk_rope_head_dim)
+    from_latent = num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+    return queries + latent + config.kv_lora_rank * from_latent + out
+
+
+def _attended(length: int, window: int | None) -> float:
+    """Tokens that a token of a row attends to, on average."""
+    window = min(window or length, length)
+    return (window * (window + 1) / 2 + (length - window) * window) / length
 
 
 def peak_flops(num_devices: int, compute_dtype: Any) -> float:

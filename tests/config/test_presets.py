@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
 from jaxdist.config import ModelConfig, UsageError
 from jaxdist.config.presets import check_preset, preset_names
+from jaxdist.interop.leaves import leaf_shapes
 
 # Parameters as published with the weights; of GPT-3 those of its shape without learned positions.
 PARAMETERS = {
@@ -17,26 +20,20 @@ PARAMETERS = {
     "qwen2_5_7b": 7_615_616_512,
     "qwen3_8b": 8_190_735_360,
     "gpt3_175b": 174_579_093_504,
+    "gpt2": 124_439_808,
+    "phi3_mini": 3_821_079_552,
+    "olmo2_7b": 7_298_617_344,
+    "gemma2_9b": 9_241_705_984,
+    "gemma3_1b": 999_885_952,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_30b_a3b": 30_532_122_624,
 }
-
-
-def num_parameters(model: ModelConfig) -> int:
-    d, f = model.hidden_size, model.intermediate_size
-    q = model.num_attention_heads * model.head_dim
-    kv = model.num_key_value_heads * model.head_dim
-    attention = d * (q + 2 * kv) + q * d + model.qk_norm * 2 * model.head_dim
-    attention += model.qkv_bias * (q + 2 * kv) + model.attention_output_bias * d
-    up = 1 if model.mlp == "gelu" else 2
-    mlp = (up + 1) * d * f + model.mlp_bias * (up * f + d)
-    norm = d if model.norm == "rmsnorm" else 2 * d
-    heads = 1 if model.tie_word_embeddings else 2
-    layers = model.num_hidden_layers * (attention + mlp + 2 * norm)
-    return heads * model.vocab_size * d + layers + norm
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_size(name: str) -> None:
-    assert num_parameters(ModelConfig.from_preset(name)) == PARAMETERS[name]
+    shapes = leaf_shapes(ModelConfig.from_preset(name)).values()
+    assert sum(map(math.prod, shapes)) == PARAMETERS[name]
 
 
 def test_all_are_there() -> None:

@@ -51,6 +51,32 @@ def test_an_mlp_without_gate_has_two_products():
     assert flops_per_token(MODEL, 8) - flops_per_token(plain, 8) == 6 * 3 * 64 * 160
 
 
+def test_of_experts_those_count_that_a_token_takes():
+    experts = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=40)
+    routed = dataclasses.replace(MODEL, **experts, n_shared_experts=1)
+    saved = flops_per_token(MODEL, 8) - flops_per_token(routed, 8)
+    assert saved == 6 * 3 * (64 * 3 * (160 - 3 * 40) - 64 * 8)
+    mixed = dataclasses.replace(routed, first_k_dense_replace=1)
+    assert flops_per_token(MODEL, 8) - flops_per_token(mixed, 8) == pytest.approx(saved * 2 / 3)
+
+
+def test_latent_attention_counts_each_of_its_products():
+    latent = dict(kv_lora_rank=8, q_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4)
+    latent = dataclasses.replace(MODEL, num_key_value_heads=4, head_dim=0, v_head_dim=10, **latent)
+    products = [(64, 12), (12, 4 * 10), (64, 8 + 4), (8, 4 * (6 + 10)), (4 * 10, 64)]
+    products += [(64, 160)] * 3
+    weights = 3 * sum(rows * columns for rows, columns in products) + 64 * 97
+    attended = (1 + 8) / 2
+    assert flops_per_token(latent, 8) == 6 * weights + 6 * 3 * 4 * (10 + 10) * attended
+
+
+def test_layers_without_a_window_see_all_tokens():
+    mixed = dataclasses.replace(MODEL, sliding_window=3, sliding_window_pattern=3)  # the last one
+    narrow = dataclasses.replace(MODEL, sliding_window=3)
+    full, third = flops_per_token(MODEL, 8), flops_per_token(mixed, 8)
+    assert full - third == pytest.approx((full - flops_per_token(narrow, 8)) * 2 / 3)
+
+
 def test_llama_2_7b_is_near_its_six_n():
     llama = ModelConfig(
         vocab_size=32000,
