@@ -52,21 +52,23 @@ def main(argv: Sequence[str]) -> int:
             print(f"--only {options.only} matches no race", file=sys.stderr)
             return 2
         record: dict = {"machine": about}
-        if options.starts:
-            record["start_seconds"] = _starts(models, Path(caches))
-        outcomes, record["contenders"] = _run(chosen, options.rounds, _texts(models), record)
+        cache = Path(caches) if options.starts else None
+        if cache is not None:
+            record["start_seconds"] = _starts(models, cache)
+        ring = Ring(_texts(models), cache)
+        outcomes, record["contenders"] = _run(chosen, options.rounds, ring, record)
     if options.json:
         record["outcomes"] = [outcome.to_json() for outcome in outcomes]
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(outcome.problem for outcome in outcomes))
 
 
-def _run(chosen: list[Race], rounds: int, texts: Texts, record: dict) -> tuple[list[Outcome], dict]:
+def _run(chosen: list[Race], rounds: int, ring: Ring, record: dict) -> tuple[list[Outcome], dict]:
     """Outcomes, told as they come, and what the contenders said of themselves."""
     outcomes: list[Outcome] = []
     told: set[str] = set()
     print(HEADER, flush=True)
-    with Ring(texts) as ring:
+    with ring:
         for race in chosen:
             found = ring.race(race, rounds)
             outcomes += found

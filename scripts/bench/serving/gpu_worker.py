@@ -137,7 +137,7 @@ def jaxdist(spec: DecodeSpec) -> tuple[Decode, dict]:
 def transformers(spec: DecodeSpec) -> tuple[Decode, dict]:
     """`generate` with its cache, timed from token to token."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteriaList
 
     device = "cuda" if spec.device == "gpu" else "cpu"
     with torch.device(device):
@@ -161,7 +161,7 @@ def transformers(spec: DecodeSpec) -> tuple[Decode, dict]:
             min_new_tokens=spec.steps + 1,
             max_new_tokens=spec.steps + 1,
             pad_token_id=0,
-            stopping_criteria=[watch],
+            stopping_criteria=StoppingCriteriaList([watch]),
         )
         return np.diff(times).tolist(), spec.prompt_tokens + spec.steps / 2
 

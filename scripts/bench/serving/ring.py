@@ -11,7 +11,8 @@ from bench.serving.plan import Entry, Race
 from bench.serving.report import Outcome
 from bench.serving.spec import OWN_TOKENS, EngineSpec, Reply, Task
 
-WARM_UP = -1  # the round that does not count
+WARM_UP = -1  # the round that does not count; a shared beginning is cached in one before it
+FIRST = -2
 LEAST_AGREEMENT = 0.5  # of first tokens: roundings differ, models must not
 
 
@@ -42,9 +43,10 @@ class Ring:
         for spec in [spec for spec in self._contenders if spec not in wanted]:
             self._dismiss(spec)
         replies: dict[Entry, list[Reply]] = {entry: [] for entry in entries}
-        for number in range(WARM_UP, rounds):
+        for number in range(FIRST, rounds):
             for entry in entries:
-                if entry.spec not in self._failures:
+                takes_part = number > FIRST or entry.task.shared
+                if takes_part and entry.spec not in self._failures:
                     self._turn(race.name, entry, number, replies[entry])
         return [self._outcome(race, other, replies) for other in race.others]
 
@@ -61,7 +63,7 @@ class Ring:
             self._failures[spec] = f"{spec.title}: {failure}"
             self._dismiss(spec, patience=0)
             return
-        if number != WARM_UP:
+        if number > WARM_UP:
             replies.append(reply)
 
     def _outcome(self, race: Race, other: Entry, replies: dict[Entry, list[Reply]]) -> Outcome:
@@ -79,7 +81,7 @@ class Ring:
 
 def prompts(texts: Texts, race: str, task: Task, number: int) -> list[list[int]]:
     """Those of a turn: the same for all that have this task, others in each round."""
-    seed = (zlib.crc32(race.encode()), number - WARM_UP)
+    seed = (zlib.crc32(race.encode()), number - FIRST)
     if not task.shared:
         return texts.prompts(task.batch, task.prompt_tokens, seed)
     [head] = texts.prompts(1, task.prompt_tokens - OWN_TOKENS, (seed[0], 0, 1))
@@ -93,8 +95,9 @@ def mismatch(task: Task, other_task: Task, pairs: Sequence[tuple[Reply, Reply]])
         for one, asked in ((ours, task), (theirs, other_task)):
             if list(one.counts) != [asked.new_tokens] * asked.batch:
                 return f"{sorted(set(one.counts))} tokens in place of {asked.new_tokens}"
-        if ours.counters.get("compilations"):
-            return f"{ours.counters['compilations']:.0f} compilations in a turn that counts"
+        for one in (ours, theirs):
+            if compiled := one.counters.get("compilations"):
+                return f"{compiled:.0f} compilations in a turn that counts"
         if task == other_task and ours.tokens and theirs.tokens:
             heads = [(a[0], b[0]) for a, b in zip(ours.tokens, theirs.tokens, strict=True)]
             same += sum(a == b for a, b in heads)
