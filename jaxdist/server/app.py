@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -37,6 +37,10 @@ from jaxdist.server.responses import Answer
 from jaxdist.server.service import Service
 
 PAGE = Path(__file__).with_name("page")
+_MEANINGS = {
+    "/v1/completions": "Texts that are continued. Streamed, each event is such an answer.",
+    "/v1/chat/completions": "Chats that are answered. Streamed, each event is a ChatChunk.",
+}
 _GONE = Response(status_code=499)  # to a client that left
 _SECURITY = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -59,7 +63,7 @@ def make_app(service: Service) -> FastAPI:
         version=__version__,
         description="OpenAI's API, served by jaxdist.",
         lifespan=lifespan,
-        openapi_url="/openapi.json",
+        docs_url=None,  # FastAPI's page loads its parts from the network
         redoc_url=None,
     )
     metrics = Metrics(service)
@@ -116,7 +120,8 @@ def _add_generation(app: FastAPI, service: Service, metrics: Metrics) -> None:
             return generate
 
         name = kind.__name__.removesuffix("Request").lower()
-        app.add_api_route(path, make(), methods=["POST"], name=name, **_takes(kind, answer))
+        about = {"name": name, "description": _MEANINGS[path]}
+        app.add_api_route(path, make(), methods=["POST"], **about, **_takes(kind, answer))
 
 
 def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -124,6 +129,7 @@ def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.post("/v1/embeddings", **_takes(EmbeddingRequest, responses.Embeddings))
     async def embed(request: Request) -> Response:
+        """Texts as vectors of length 1."""
         body = await read_body(request, EmbeddingRequest, most)
         model = service.ready_model(body.model)
         job = _job(request, service, metrics, "embd")
@@ -132,11 +138,13 @@ def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @app.post("/tokenize", **_takes(TokenizeRequest, responses.Tokens))
     async def tokenize(request: Request) -> Response:
+        """The token ids of a text, or of a chat's prompt."""
         body = await read_body(request, TokenizeRequest, most)
         return json_answer(await tokenization.tokenize(body, service.ready_model(body.model)))
 
     @app.post("/detokenize", **_takes(DetokenizeRequest, responses.Text))
     async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
         body = await read_body(request, DetokenizeRequest, most)
         return json_answer(tokenization.detokenize(body, service.ready_model(body.model)))
 
@@ -165,6 +173,10 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(PAGE / "docs.html", headers=_SECURITY)
+
     @app.get("/health")
     async def health() -> Response:
         """Whether the process should live: 503 where the engine has failed."""

@@ -4,28 +4,10 @@ import { call } from "./api.js";
 import { setModel, startChat } from "./chat.js";
 import { watch } from "./engine.js";
 import { startSampling } from "./sampling.js";
+import { startTheme } from "./theme.js";
 
 const $ = (id) => document.getElementById(id);
-const THEMES = ["system", "light", "dark"];
-const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 960px)");
-
-function startTheme() {
-  const apply = () => {
-    const chosen = localStorage.getItem("jaxdist-theme") ?? "system";
-    const isDark = chosen === "system" ? dark.matches : chosen === "dark";
-    document.documentElement.dataset.theme = isDark ? "dark" : "light";
-    $("theme").setAttribute("aria-label", `Colours: ${chosen === "system" ? "as the system" : chosen}`);
-    $("theme").title = $("theme").getAttribute("aria-label");
-  };
-  $("theme").addEventListener("click", () => {
-    const now = localStorage.getItem("jaxdist-theme") ?? "system";
-    localStorage.setItem("jaxdist-theme", THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
-    apply();
-  });
-  dark.addEventListener("change", apply);
-  apply();
-}
 
 function startSide() {
   const open = (shown) => {
