@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxdist.ops.product import product
 
 LANES = 64
-FEW = 48  # rows up to which blocks are multiplied as they lie
+FEW = 64  # rows up to which blocks are multiplied as they lie
 
 
 def fits_blocks(num_columns: int, dtype: DTypeLike, platform: str) -> bool:

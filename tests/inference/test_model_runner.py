@@ -292,6 +292,7 @@ def test_the_pool_is_sized_by_the_memory_that_is_free(make):
     assert "128 blocks of 4 tokens (512 tokens a replica)" in str(runner.pool)
 
 
+@pytest.mark.slow
 def test_a_prime_vocabulary_is_divided_and_its_padding_never_sampled(make):
     runner, model = make("1x2x4", {"vocab_size": 61, "vocab_multiple": 1}, max_num_seqs=2)
     assert runner.config.padded_vocab_size == 64
@@ -305,6 +306,7 @@ def test_a_prime_vocabulary_is_divided_and_its_padding_never_sampled(make):
     assert max(drawn) < 61 and len(set(drawn)) > 15
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_stays_with_its_sequence(make):
     runner, model = make(num_blocks=17)
     host = Host(runner, np.random.default_rng(7))
