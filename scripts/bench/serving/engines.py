@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -74,7 +74,9 @@ def _run(chosen: list[Race], rounds: int, ring: Ring, record: dict) -> tuple[lis
             outcomes += found
             for outcome in found:
                 print(outcome.line(), flush=True)
-            if race.name == "b16" and found and (share := host_share(found[0])) is not None:
+            shares = [share for outcome in found if (share := host_share(outcome)) is not None]
+            if race.name == "b16" and shares:
+                share = shares[0]
                 verdict = "met" if share <= HOST_SHARE_TARGET else "MISSED"
                 print(f"{'host share':<11} {share:.1%} of a step at batch 16; "
                       f"target <= {HOST_SHARE_TARGET:.0%}  {verdict}", flush=True)  # fmt: skip
@@ -95,8 +97,8 @@ def _starts(models: Models, cache: Path) -> dict[str, float] | None:
         except ContenderFailed as failure:
             print(f"start of the server: not run: {failure}", flush=True)
             return None
-        seconds.append(server.about["start_seconds"])
-        server.close()
+        with closing(server):
+            seconds.append(server.about["start_seconds"])
     first, second = seconds
     print(f"server ready after {first:.1f} s, with the compilation cache {second:.1f} s "
           f"({first / second:.1f} times as fast)", flush=True)  # fmt: skip
