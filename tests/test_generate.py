@@ -1,5 +1,6 @@
 """The door `generate`: a run's folder in, streamed text out, one line for each mistake."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -11,8 +12,11 @@ from jaxdist import generate
 from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
 from jaxdist.config.command_line import to_yaml
 from jaxdist.config.options import parse_options
+from jaxdist.data.gguf_vocabulary import tokenizer_entries
+from jaxdist.data.tokenizer import load_tokenizer
 from jaxdist.inference.naive import Sampling
 from jaxdist.inference.naive import generate as generate_ids
+from jaxdist.interop.gguf_write import write_gguf
 from jaxdist.interop.huggingface_write import write_huggingface
 from jaxdist.models import Transformer
 from jaxdist.training.checkpoint import Checkpointer
@@ -71,7 +75,7 @@ def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
     assert generate.main(words) == 0
     ids = list(PROMPT.encode())
     sampling = Sampling(max_tokens=20, temperature=0.8, seed=3)
-    ids += generate_ids(model, ids, sampling, eos_id=256, vocab_size=257)
+    ids += generate_ids(model, ids, sampling, eos_ids=(256,), vocab_size=257)
     expected = bytes(i for i in ids if i < 256).decode(errors="replace")
     assert capsys.readouterr().out == expected + "\n"
 
@@ -103,6 +107,41 @@ def bytes_as_json() -> str:
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["</s>"])
     return inner.to_str()
+
+
+def test_any_of_several_ends_ends_the_text(run, model, tmp_path, capsys):
+    words = ("--prompt", PROMPT, "--max-tokens", "20", "--temperature", "0", "--dtype", "float32")
+    source = open_model(run)
+    folder = tmp_path / "folder"
+    write_huggingface(folder, source.config, source.weights.weights())
+    (folder / "tokenizer.json").write_text(bytes_as_json())
+    prompt = list(PROMPT.encode())
+    ids = list(generate_ids(model, prompt, Sampling(max_tokens=20), vocab_size=257))
+    end = ids[7]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, end]}))
+    assert generate.main(["--model", str(folder), *words]) == 0
+    written = bytes([*prompt, *ids[: ids.index(end)]]).decode(errors="replace")
+    assert capsys.readouterr().out == written + "\n"
+
+
+def test_blocks_of_a_file_can_be_kept(run, tmp_path, capsys):
+    words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0", "--dtype", "float32")
+    source, path = open_model(run), str(tmp_path / "m.gguf")
+    entries = tokenizer_entries(load_tokenizer(json_tokenizer(tmp_path)), None)
+    write_gguf(path, source.config, source.weights.weights(), gguf_type="q8_0", tokenizer=entries)
+    keep = ("--quantization", "keep")
+    assert generate.main(["--model", path, *words]) == 0
+    written = capsys.readouterr().out
+    assert generate.main(["--model", path, *words, *keep]) == 0
+    assert capsys.readouterr().out == written
+    assert "is a run, whose" in refused(capsys, "--model", run, *words, *keep)
+    assert "leave --top-k out" in refused(capsys, "--model", path, *words, *keep, "--top-k", "2")
+    assert "not one of keep" in refused(capsys, "--model", path, *words, "--quantization", "drop")
+
+
+def json_tokenizer(folder: Path) -> str:
+    (folder / "tokenizer.json").write_text(bytes_as_json())
+    return str(folder)
 
 
 def test_pieces_come_one_by_one(run):

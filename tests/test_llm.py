@@ -68,7 +68,7 @@ def llm(model, tmp_path_factory) -> LLM:
 def naive(model, prompt, count):
     return list(
         generate_ids(
-            model, list(prompt.encode()), Sampling(max_tokens=count), eos_id=256, vocab_size=257
+            model, list(prompt.encode()), Sampling(max_tokens=count), eos_ids=(256,), vocab_size=257
         )
     )
 

@@ -7,7 +7,7 @@ K key/value heads, H head dim, V vocabulary, L layers.
 yields is the one that `Transformer.__call__` on the whole text so far would give.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,8 @@ from jaxdist.config import ModelConfig, UsageError, limits
 from jaxdist.models.layers import Cache, Context
 from jaxdist.models.transformer import Transformer
 from jaxdist.ops.attention import attention_mask, masked_attention
-from jaxdist.ops.dot import dot
 from jaxdist.ops.rope import rope_table
+from jaxdist.quantization.gguf_blocks import dot_of_either
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +71,11 @@ def generate(
     prompt: Sequence[int],
     sampling: Sampling,
     *,
-    eos_id: int | None = None,
+    eos_ids: Collection[int] = (),
     vocab_size: int | None = None,
     compute_dtype: DTypeLike = jnp.float32,
 ) -> Iterator[int]:
-    """The ids that continue `prompt`, one at a time, ending before `eos_id`.
+    """The ids that continue `prompt`, one at a time, ending before any of `eos_ids`.
 
     vocab_size: the tokenizer's, where it is smaller than the model's; no id beyond it is given.
     """
@@ -95,7 +95,7 @@ def generate(
         )
         token_key = jax.random.fold_in(key, len(text))
         token = int(sample(logits_V[:vocab_size], sampling.temperature, token_key))
-        if token == eos_id:
+        if token in eos_ids:
             return
         text.append(token)
         yield token
@@ -161,7 +161,9 @@ def _context(config: ModelConfig, slots_BT: jax.Array, compute_dtype: DTypeLike)
         return masked_attention(q_BTNH, k_BSKH, v_BSKH, mask_BTS, **scores), (k_BSKH, v_BSKH)
 
     return Context(
-        dot=partial(dot, compute_dtype=compute_dtype), attend=attend, compute_dtype=compute_dtype
+        dot=partial(dot_of_either, compute_dtype=compute_dtype),
+        attend=attend,
+        compute_dtype=compute_dtype,
     )
 
 

@@ -5,6 +5,7 @@ The products of the layers are packed, in about 4 to 8 bits a weight, and multip
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -12,15 +13,16 @@ from jaxdist.interop.gguf import GGUFFile
 from jaxdist.interop.leaves import STACK
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
+from jaxdist.models.layers import PerLayer
 from jaxdist.quantization.gguf_blocks import PackedWeight
 
 
 def load_packed_parameters(file: GGUFFile, like: Transformer) -> Transformer:
     """The parameters of `file`, with a `PackedWeight` in the Param of every weight that can be.
 
-    A stack is packed where all its layers are of one packable type, since a scan needs them alike;
-    a stack of mixed types (as files called Q4_K_M have) is dense. The model runs with a Context
-    whose `dot` is `dot_of_either`.
+    A stack whose layers are of one packable type is one `PackedWeight`. Where types are mixed (as
+    in files called Q4_K_M) it is `PerLayer`: each layer packed by itself, or dense where its type
+    is none that can be packed. The model runs with a Context whose `dot` is `dot_of_either`.
 
     Args:
         file: Where the weights come from.
@@ -42,12 +44,21 @@ def load_packed_parameters(file: GGUFFile, like: Transformer) -> Transformer:
 def _can_be_packed(file: GGUFFile, name: str, param: nnx.Param) -> bool:
     if not name.startswith(STACK) or len(param.shape) != 3:
         return False
-    types = {file.packed_type(name, layer) for layer in range(file.config.num_hidden_layers)}
-    return len(types) == 1 and None not in types
+    return any(_types(file, name))
 
 
-def _packed_stack(file: GGUFFile, name: str) -> PackedWeight:
-    layers = [file.load_packed(name, layer) for layer in range(file.config.num_hidden_layers)]
+def _types(file: GGUFFile, name: str) -> list[str | None]:
+    return [file.packed_type(name, layer) for layer in range(file.config.num_hidden_layers)]
+
+
+def _packed_stack(file: GGUFFile, name: str) -> PackedWeight | PerLayer:
+    types = _types(file, name)
+    layers = [
+        jnp.asarray(file.load(name, layer)) if kind is None else file.load_packed(name, layer)
+        for layer, kind in enumerate(types)
+    ]
+    if len(set(types)) > 1:
+        return PerLayer(layers=tuple(map(jax.device_put, layers)))
     return jax.device_put(jax.tree.map(lambda *parts: np.stack(parts), *layers))
 
 

@@ -45,6 +45,19 @@ class Context:
     compute_dtype: DTypeLike  # of activations
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class PerLayer:
+    """A stack as one weight a layer, in the Param of a model whose layers store theirs unlike."""
+
+    layers: tuple[Any, ...]
+
+
+def is_per_layer(node: Any) -> bool:
+    """Whether it is such a stack."""
+    return isinstance(node, PerLayer)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Initializer:
     """Hugging Face's: weights normal(0, std), biases zero, norm gains one."""

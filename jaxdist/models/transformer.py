@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxdist.config import ModelConfig
 from jaxdist.models.attention import Attention
 from jaxdist.models.latent_attention import LatentAttention
-from jaxdist.models.layers import NORMS, Cache, Context, Initializer
+from jaxdist.models.layers import NORMS, Cache, Context, Initializer, is_per_layer
 from jaxdist.models.mlp import MLP
 from jaxdist.models.moe import MoE
 from jaxdist.models.remat import rematerialised
@@ -180,6 +180,13 @@ class Transformer(nnx.Module):
             x_BTD, *outs = block.with_router(x_BTD, rope, ctx, layer_cache, is_local)
             return x_BTD, tuple(outs)
 
+        if any(map(is_per_layer, jax.tree.leaves(self.layers, is_leaf=is_per_layer))):
+            made = []
+            for number in range(config.num_hidden_layers):
+                xs = _layer_at((self.layers, cache, local_L), number)
+                x_BTD, own = layer(x_BTD, xs)
+                made.append(own)
+            return x_BTD, *jax.tree.map(lambda *outs: jnp.stack(outs), *made)
         if self.dense_layers is None:
             x_BTD, outs = jax.lax.scan(layer, x_BTD, (self.layers, cache, local_L))
             return x_BTD, *outs
@@ -236,6 +243,15 @@ def default_context(
 
     return Context(
         dot=partial(dot, compute_dtype=compute_dtype), attend=attend, compute_dtype=compute_dtype
+    )
+
+
+def _layer_at(stack: Any, number: int) -> Any:
+    """One layer of a tree of stacks."""
+    return jax.tree.map(
+        lambda leaf: leaf.layers[number] if is_per_layer(leaf) else leaf[number],
+        stack,
+        is_leaf=is_per_layer,
     )
 
 

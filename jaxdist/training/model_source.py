@@ -24,6 +24,7 @@ from jaxdist.data.tokenizer_files import (
 )
 from jaxdist.interop import hub
 from jaxdist.interop.gguf import GGUFFile, open_gguf
+from jaxdist.interop.gguf_packed import load_packed_parameters
 from jaxdist.interop.huggingface import CONFIG, HuggingFaceFolder, open_huggingface
 from jaxdist.interop.source import WeightSource, load_parameters
 from jaxdist.models.transformer import Transformer
@@ -71,6 +72,16 @@ class ModelSource:
                 jax.random.key(0),
             )
         )
+
+    def packed_model(self) -> Transformer:
+        """The model with its weights in the blocks of their file; a GGUF file's only."""
+        if not isinstance(self.weights, GGUFFile):
+            raise UsageError(
+                f"--quantization keep: {self.path} is a {self.kind}, whose weights are not in "
+                "blocks; give a .gguf file, or leave the option out"
+            )
+        like = jax.eval_shape(lambda key: Transformer(self.config, key=key), jax.random.key(0))
+        return load_packed_parameters(self.weights, like)
 
     def companions(self) -> dict[str, bytes]:
         """The small files that go with it, by name: tokenizer, generation config, config.json."""

@@ -55,7 +55,7 @@ def test_every_token_is_the_full_forwards(fields, temperature, model_of):
 def test_the_end_token_ends_the_text_and_is_not_given(model_of):
     model, prompt = model_of(), [3, 1, 4, 1, 5]
     free = list(generate(model, prompt, Sampling(max_tokens=8)))
-    stopped = list(generate(model, prompt, Sampling(max_tokens=8), eos_id=free[4]))
+    stopped = list(generate(model, prompt, Sampling(max_tokens=8), eos_ids=(free[4],)))
     assert stopped == free[: free.index(free[4])]
 
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
 from jaxdist.models import Transformer, default_context
+from jaxdist.models.moe import balancing_loss
 from jaxdist.parallel.layer_order import at_rest, in_models_order
 from jaxdist.parallel.mesh import make_mesh
 from jaxdist.parallel.microbatches import Microbatches
@@ -219,9 +220,12 @@ def plain_loss_and_gradients(
     ctx = default_context(config, rows.segment_ids, dtype)
 
     def loss(model: Transformer) -> jax.Array:
-        logits = model(rows.tokens, rows.positions, rows.segment_ids, ctx)
+        logits, router = model.with_router(rows.tokens, rows.positions, rows.segment_ids, ctx)
         scores = jax.nn.log_softmax(logits)
         picked = jnp.take_along_axis(scores, rows.labels[..., None], axis=-1)[..., 0]
-        return -(picked * rows.weights).sum()
+        loss = -(picked * rows.weights).sum()
+        if router is not None:
+            loss += sum(balancing_loss(config, logits, rows.weights) for logits in router)
+        return loss
 
     return jax.jit(jax.value_and_grad(loss))(parameters_of(config))

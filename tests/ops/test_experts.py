@@ -1,0 +1,65 @@
+"""Routed experts against every expert on every token; both ways of multiplying in groups."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdist.ops import experts
+from jaxdist.ops.activations import swiglu
+
+TOKENS, HIDDEN, EXPERTS, FEATURES, CHOICES = 70, 8, 5, 12, 2
+
+
+def arrays(chosen: str):
+    keys = jax.random.split(jax.random.key(0), 6)
+    shapes = [(EXPERTS, HIDDEN, FEATURES)] * 2 + [(EXPERTS, FEATURES, HIDDEN)]
+    weights = tuple(jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=False))
+    x = jax.random.normal(keys[3], (1, TOKENS, HIDDEN))
+    _, choices = jax.lax.top_k(jax.random.normal(keys[4], (1, TOKENS, EXPERTS)), CHOICES)
+    if chosen == "all the same":  # 140 rows of two experts, none of the others
+        choices = jnp.broadcast_to(jnp.array([3, 1]), choices.shape)
+    return x, weights, choices, jax.random.uniform(keys[5], (1, TOKENS, CHOICES))
+
+
+def every_expert(x, weights, choices, shares):
+    gate, up = (jnp.einsum("btd,edf->btef", x, w, precision="highest") for w in weights[:2])
+    out = jnp.einsum("btef,efd->bted", swiglu(gate, up), weights[2], precision="highest")
+    count = (jax.nn.one_hot(choices, EXPERTS) * shares[..., None]).sum(axis=2)
+    return jnp.einsum("bted,bte->btd", out, count, precision="highest")
+
+
+def routed(x, weights, choices, shares, first=0):
+    how = dict(activation=swiglu, compute_dtype=jnp.float32, first=first)
+    return jax.jit(partial(experts.routed_experts, **how))(x, weights, choices, shares)
+
+
+@pytest.mark.parametrize("chosen", ["at random", "all the same"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_equals_every_expert_on_every_token(platform, chosen, monkeypatch):
+    monkeypatch.setattr(experts, "platform", lambda: platform)
+    x, weights, choices, shares = arrays(chosen)
+
+    def pulled(function):
+        def total(x, weights, shares):
+            return jnp.sin(function(x, weights, choices, shares)).sum()
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(x, weights, shares)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max()),
+        pulled(routed),
+        pulled(every_expert),
+    )
+
+
+def test_parts_of_the_experts_add_up():
+    x, weights, choices, shares = arrays("at random")
+    parts = [
+        routed(x, tuple(w[own] for w in weights), choices, shares, first=own.start)
+        for own in (slice(0, 2), slice(2, 5))
+    ]
+    whole = routed(x, weights, choices, shares)
+    np.testing.assert_allclose(sum(parts), whole, rtol=0, atol=1e-6 * np.abs(whole).max())
