@@ -4,6 +4,7 @@ The loss is the sum of cross entropies times their weights, which enter as the c
 last stage: microbatches, dp, pp and fp16's loss scale are then all one sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,18 +90,27 @@ class Pipeline:
         `parameters` may be abstract, `batch_shape` is [M, B, T] of the global batch. tp shards
         some of the rings; their shapes here are whole.
         """
+        batch = Microbatches.abstract(batch_shape)
+        return self.member_shapes(Executor.empty_residuals, parameters, batch)
+
+    def member_shapes(
+        self,
+        made: Callable[[Executor], list[Array]],
+        parameters: Transformer,
+        microbatches: Microbatches,
+    ) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of arrays that one (dp, pp) member makes, whole where tp shards them."""
         tree = layouts(parameters, self.rules)
         members = self.mesh.dp * self.mesh.pp
         region = jax.shard_map(
-            lambda p, m: Executor(self, tree, p, m).empty_residuals(),
+            lambda p, m: made(Executor(self, tree, p, m)),
             axis_names={"dp", "pp"},
             in_specs=(_manual(parameter_specs(tree, self.parallel.zero)), P(None, "dp")),
             out_specs=P(("dp", "pp")),
         )
-        rings = jax.eval_shape(region, parameters, Microbatches.abstract(batch_shape))
         return [
-            jax.ShapeDtypeStruct((ring.shape[0] // members, *ring.shape[1:]), ring.dtype)
-            for ring in rings
+            jax.ShapeDtypeStruct((a.shape[0] // members, *a.shape[1:]), a.dtype)
+            for a in jax.eval_shape(region, parameters, microbatches)
         ]
 
 

@@ -69,18 +69,24 @@ def _expand_backward(
     split = [place for place, is_sharded in enumerate(sharded) if is_sharded]
     alike = [place for place, is_sharded in enumerate(sharded) if not is_sharded]
 
-    def own_columns(whole_BTD: Array, pairs: list[tuple[Array, Array]]) -> tuple[Array, Any]:
-        whole_BTD = vary(whole_BTD, ("tp",))
-        dxs, dws = _pull_all(whole_BTD, pairs, compute_dtype)
-        return sum_into(residual, _sum(dxs), ("tp",)), dws
+    def own_inputs(pairs: list[tuple[Array, Array]]) -> Array:
+        # These gradients do not depend on what x is.
+        x_BTD = vary(jnp.zeros(whole_BTD.shape, whole_BTD.dtype), (*outside, "tp"))
+        return sum_into(residual, _sum(_pull_all(x_BTD, pairs, compute_dtype)[0]), ("tp",))
 
+    def own_weights(whole_BTD: Array, pairs: list[tuple[Array, Array]]) -> list[Array]:
+        return _pull_all(vary(whole_BTD, ("tp",)), pairs, compute_dtype)[1]
+
+    # Two regions, so that a schedule may make the weight gradients later (`split.py`).
     whole_BTD = lax.with_sharding_constraint(x_BTD, _WHOLE)
-    dx_BTD, split_dws = jax.shard_map(
-        own_columns,
-        axis_names={"tp"},
-        in_specs=(_WHOLE, [(_COLUMNS, _SHARDED)] * len(split)),
-        out_specs=(residual, [_COLUMNS] * len(split)),
-    )(whole_BTD, [pairs[place] for place in split])
+    outside = tuple(jax.typeof(whole_BTD).manual_axis_type.varying)
+    own_pairs = [pairs[place] for place in split]
+    specs = [(_COLUMNS, _SHARDED)] * len(split)
+    over_tp = partial(jax.shard_map, axis_names={"tp"})
+    dx_BTD = over_tp(own_inputs, in_specs=(specs,), out_specs=residual)(own_pairs)
+    split_dws = over_tp(own_weights, in_specs=(_WHOLE, specs), out_specs=[_COLUMNS] * len(split))(
+        whole_BTD, own_pairs
+    )
     # A weight that every member holds whole gives each of them the same, which counts once.
     dxs, alike_dws = _pull_all(whole_BTD, [pairs[place] for place in alike], compute_dtype)
     dxs = [lax.with_sharding_constraint(dx, residual) for dx in dxs]

@@ -122,6 +122,7 @@ class _Chart:
             )
 
     def _boxes(self) -> Iterator[str]:
+        digits = len(str(self.schedule.num_microbatches - 1))
         for tick, stage in np.ndindex(self.schedule.num_ticks, self.schedule.num_stages):
             x = _LEFT + self.starts[tick] * self.scale
             for name, shades, table, cost in self.kinds:
@@ -136,7 +137,7 @@ class _Chart:
                 )
                 yield f"<g><title>{told}</title>"
                 yield _box(x + 0.5, self._y(stage), max(width - 1, 0.5), _ROW, fill)
-                size = min(12.0, (width - 3) / (0.6 * len(str(microbatch))))
+                size = min(12.0, (width - 3) / (0.6 * digits))
                 if size >= 5.5:
                     ink = "white" if _is_dark(fill) else INK
                     place = x + width / 2, self._y(stage) + _ROW / 2 + size * 0.36
@@ -148,9 +149,13 @@ class _Chart:
         y = _TOP + self.height + 20
         widths = np.diff(self.starts) * self.scale
         step = next(n for n in (1, 2, 5, 10, 20, 50, 100, 1000, 10**6) if n * widths.mean() >= 20)
+        end = 0.0  # of the last label
         for tick in range(0, self.schedule.num_ticks, step):
             x = _LEFT + self.starts[tick] * self.scale + widths[tick] / 2
-            yield _text(x, y, str(tick), 10, fill="#7b8794", anchor="middle")
+            half = 3.2 * len(str(tick))
+            if x - half > end:
+                yield _text(x, y, str(tick), 10, fill="#7b8794", anchor="middle")
+                end = x + half + 2
         yield _text(_LEFT - 12, y, "tick", 10, fill="#7b8794", anchor="end")
 
     def _y(self, stage: int) -> int:

@@ -69,7 +69,11 @@ class Expected:
         self.num_microbatches = schedule.num_microbatches
         self.forwards = int((schedule.forward != IDLE).any(axis=1).sum())
         self.backwards = int((schedule.backward != IDLE).any(axis=1).sum())
-        self.layers = self.pipeline.model.num_hidden_layers // self.mesh.pp
+        # With several chunks only those ticks embed that must, and a tick runs one chunk's layers.
+        whole = schedule.num_chunks == 1
+        self.embeds = self.forwards if whole else schedule.num_microbatches
+        self.leaves = self.backwards if whole else schedule.num_microbatches
+        self.layers = self.pipeline.layers.most
         self.whole = ROWS // self.mesh.dp * LENGTH * HIDDEN * 4
         self.counted = Counter()
         self.may_be_fewer = set()  # XLA moves a gather out of the loop, or keeps its result
@@ -106,18 +110,18 @@ class Expected:
 
     def vocabulary(self):
         scores, numbers = self.num_microbatches, ROWS // self.mesh.dp * LENGTH * 4
-        self.sum_of_members(self.forwards)  # embed
+        self.sum_of_members(self.embeds)
         self.send("all-reduce", ("pp",), self.residual, scores)  # the last stage's output to all
         self.gather_sequence(scores)
         self.send("all-reduce", ("pp", "tp"), numbers, 3 * scores)  # maximum, sum, label
         self.sum_of_members(scores)  # the output's gradient
-        self.send("all-reduce", ("pp",), self.residual, self.backwards)  # the embedding's gradient
-        self.gather_sequence(self.backwards)
+        self.send("all-reduce", ("pp",), self.residual, self.leaves)  # the embedding's gradient
+        self.gather_sequence(self.leaves)
         if self.shards_sequence:
             self.send("all-reduce", ("tp",), HIDDEN * 4, scores)  # the final norm's gain
 
     def ring(self):
-        *_, last = self.pipeline.schedule.phases()
+        last = self.pipeline.schedule.loops[-1].phases[-1]
         # Nobody waits for what the last tick sends; XLA sees that where it is not in a loop.
         unused = last.stop - last.start == 1
         times = self.forwards + self.backwards - unused
@@ -162,10 +166,11 @@ class Expected:
             return
         # Per layer or table, and as often as it is used.
         if "layers" in name:
-            size, used, made = size // self.layers, self.forwards + self.backwards, self.backwards
+            rows = self.layers * self.pipeline.schedule.num_chunks
+            size, used, made = size // rows, self.forwards + self.backwards, self.backwards
             used, made = used * self.layers, made * self.layers
         elif "embed_tokens" in name:
-            used, made = self.forwards, self.backwards
+            used, made = self.embeds, self.leaves
         else:
             used = made = self.num_microbatches
         self.send("reduce-scatter", ("dp",), size, made)
@@ -185,6 +190,9 @@ def slow(*case):
         ("2x2x2", dict(zero=1)),
         ("2x2x2", dict(zero=3)),
         ("1x1x4", dict(sequence_parallel=True)),
+        slow("2x2x2", dict(zero=1, schedule="interleaved", num_chunks=2, num_microbatches=8)),
+        slow("2x2x1", dict(zero=3, schedule="interleaved", num_chunks=2, num_microbatches=4)),
+        slow("2x2x2", dict(zero=1, schedule="zb", num_microbatches=4)),
         slow("2x2x2", dict(zero=0)),
         slow("2x2x2", dict(zero=2)),
         slow("4x2x1", dict(zero=1, schedule="gpipe", num_microbatches=3)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxdist.parallel.phases import MOST_BODIES
@@ -51,6 +51,7 @@ def test_time_and_bubble(num_stages, count, cost):
     )
 
 
+@settings(deadline=None)
 @given(stages, microbatches, chunks, costs)
 def test_time_and_bubble_of_chunks(num_stages, count, num_chunks, cost):
     forward, backward = cost
@@ -64,6 +65,7 @@ def test_time_and_bubble_of_chunks(num_stages, count, num_chunks, cost):
     assert np.isclose(alone.time(forward, backward), (work + idle) * forward)
 
 
+@settings(deadline=None)
 @given(stages, microbatches)
 def test_weight_gradients_fill_the_bubble(num_stages, count):
     schedule, plain = zero_bubble(num_stages, count), one_f_one_b(num_stages, count)
@@ -83,6 +85,7 @@ def test_uneven_stages_wait_for_the_longest(num_stages, count, num_chunks):
     assert 3 * count * (num_chunks + 1) <= schedule.time(1, 1, 1, layers) <= 2 * even
 
 
+@settings(deadline=None)
 @given(any_schedule())
 def test_what_is_sent_is_there_before_it_is_used(schedule):
     """Follow each microbatch from layer to layer, in the order of the model."""
@@ -178,12 +181,14 @@ def _play_tick(schedule, phase, tick, rings, held, carried, put, get):
                 assert get("taps", schedule.weight, tick, stage) == entry
 
 
+@settings(deadline=None)
 @given(any_schedule())
 def test_nothing_is_overwritten_before_it_is_read(schedule):
     play(schedule)
     assert schedule.residuals.size <= schedule.peak_in_flight + 1
 
 
+@settings(deadline=None)
 @given(any_schedule(), st.randoms(use_true_random=False))
 def test_nothing_is_overwritten_in_a_table_of_ones_own(schedule, random):
     """Idle ticks put in at random: what arrives then waits, in whatever ring it must."""
@@ -209,6 +214,7 @@ def test_the_ring_of_1f1b_does_not_grow_with_microbatches(num_stages, count):
     assert one_f_one_b(num_stages, count).residuals.size <= 2 * num_stages - 1 + (count == 1)
 
 
+@settings(deadline=None)
 @given(any_schedule())
 def test_loops_cover_all_ticks_and_know_their_slots(schedule):
     place, bodies = 0, 0
@@ -231,6 +237,7 @@ def test_loops_cover_all_ticks_and_know_their_slots(schedule):
     assert bodies <= MOST_BODIES  # what is compiled does not grow with M
 
 
+@settings(deadline=None)
 @given(stages, st.integers(2, 6), chunks)
 def test_chunks_score_in_their_ticks_alone(num_stages, rounds, num_chunks):
     schedule = interleaved(num_stages, rounds * num_stages, num_chunks)

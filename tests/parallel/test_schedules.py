@@ -40,7 +40,7 @@ CASES |= {
         dict(offload_activations=True, schedule="zb", num_microbatches=4, dtype="float32"),
     ),
 }
-QUICK = ("inbox", "offload", "zb over tp", "layout", "uneven chunks")
+QUICK = ("inbox", "layout")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ def test_equals_one_device(make_case, name):
     make_case(mesh, **options).assert_agrees()
 
 
+@pytest.mark.slow
 def test_the_loss_alone(make_case):
     case = make_case("1x2x1", schedule="interleaved", num_chunks=2, num_microbatches=5, **FIVE)
     np.testing.assert_allclose(case.loss(), case.plain()[0], rtol=1e-5)
@@ -93,13 +94,13 @@ def chunks_and_weights(*_):
     return forward, backward, weight, 2
 
 
-@pytest.mark.parametrize("skip_bubbles", (True, False))
 @pytest.mark.parametrize(
-    "change",
+    "change, skip_bubbles",
     [
-        late_second_stage,
-        pytest.param(with_weights_late, marks=pytest.mark.slow),
-        pytest.param(chunks_and_weights, marks=pytest.mark.slow),
+        (late_second_stage, False),
+        pytest.param(late_second_stage, True, marks=pytest.mark.slow),
+        pytest.param(with_weights_late, True, marks=pytest.mark.slow),
+        pytest.param(chunks_and_weights, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_table_of_ones_own(make_case, change, skip_bubbles):

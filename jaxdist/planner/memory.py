@@ -1,0 +1,118 @@
+"""What a training step takes of one device's memory, by formula: no device, no compiler, no JAX.
+
+Every term is an array that the program really holds: parameters, gradients and moments in the
+layout of the ZeRO stage; the rings of the schedule, whose slots the simulator counts; and what one
+layer's backward and one scored microbatch need while they run.
+
+Shapes: B rows of a microbatch on this dp member, T tokens, D hidden size, K rows of a stretch.
+"""
+
+from dataclasses import dataclass
+
+from jaxdist.config import MeshShape, ModelConfig, RunConfig
+from jaxdist.config.compute import POLICIES
+from jaxdist.parallel.schedule import Schedule
+from jaxdist.planner.activations import Layer
+from jaxdist.planner.parameters import Counts
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MOMENTS = {"adamw": 2, "adam": 2, "muon": 1, "lion": 1, "sgd": 1, "adafactor": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one device."""
+
+    parameters: int
+    gradients: int  # the accumulators, and the shards that they are reduced into
+    optimizer: int  # moments, and the EMA if there is one
+    activations: int  # saved from forward to backward on the device
+    host: int  # the same, where they wait in the host's memory
+    handed_on: int  # activations and cotangents between ticks and between stages
+    working: int  # what one layer and one scored microbatch need while they run
+
+    @property
+    def peak(self) -> int:
+        """All that the device holds at once."""
+        return (
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.handed_on
+            + self.working
+        )
+
+
+def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
+    """The memory of a step of `config` on `mesh` (without -1) by `schedule`."""
+    parallel, train = config.parallel, config.train
+    dtypes = _dtypes(config)
+    rows = train.global_batch_size // (mesh.dp * parallel.num_microbatches)
+    layer = Layer(
+        model=config.model,
+        rows=rows,
+        length=train.sequence_length,
+        tp=mesh.tp,
+        sequence_parallel=parallel.sequence_parallel,
+        bytes=dtypes["compute"],
+    )
+    most = _longest_stretch(config.model, mesh, schedule, parallel.layer_counts)
+    saved = schedule.residuals.size * most * layer.saved(parallel.remat)
+    taps = 0 if schedule.taps is None else schedule.taps.size * most * layer.taps(parallel.remat)
+    counts = Counts.of(config.model, mesh, most * schedule.num_chunks)
+    states = _states(config, counts, mesh.dp, dtypes)
+    return Memory(
+        **states,
+        activations=taps + (0 if parallel.offload_activations else saved),
+        host=saved if parallel.offload_activations else 0,
+        handed_on=_handed_on(schedule) * layer.stream,
+        working=max(
+            layer.working(parallel.remat),
+            layer.scoring(config.model.padded_vocab_size // (mesh.pp * mesh.tp)),
+        )
+        + counts.in_passing(parallel.zero, mesh.dp, dtypes["compute"], dtypes["reduce"]),
+    )
+
+
+def _states(config: RunConfig, counts: Counts, dp: int, dtypes: dict[str, int]) -> dict[str, int]:
+    zero, optimizer = config.parallel.zero, config.optimizer
+    whole, shard = counts.total, counts.shard(dp)
+    moments = _MOMENTS[optimizer.name]
+    if optimizer.name == "sgd" and not optimizer.momentum:
+        moments = 0
+    kept = shard if zero >= 1 else whole
+    averages = 4 * kept if optimizer.ema_decay is not None else 0
+    accumulators = (shard if zero >= 2 else whole) * dtypes["reduce"]
+    return {
+        "parameters": (shard if zero >= 3 else whole) * dtypes["param"],
+        "gradients": accumulators + (shard * dtypes["reduce"] if zero == 1 and dp > 1 else 0),
+        "optimizer": moments * kept * dtypes["moment"] + averages,
+    }
+
+
+def _handed_on(schedule: Schedule) -> int:
+    """Arrays [B, T, D] that wait between ticks: what has arrived, and rings of what came early."""
+    rings = (schedule.down_inbox, schedule.up_inbox, schedule.waiting)
+    return 2 + 2 * schedule.lead + sum(ring.size for ring in rings if ring is not None)
+
+
+def _longest_stretch(
+    model: ModelConfig, mesh: MeshShape, schedule: Schedule, counts: tuple[int, ...] | None
+) -> int:
+    if counts is not None:
+        return max(counts)
+    return -(-model.num_hidden_layers // (mesh.pp * schedule.num_chunks))
+
+
+def _dtypes(config: RunConfig) -> dict[str, int]:
+    """Bytes of a number in each role."""
+    precision = config.precision
+    compute = precision.compute_dtype or POLICIES[precision.policy]
+    roles = {
+        "param": precision.param_dtype or "float32",
+        "compute": compute,
+        "reduce": precision.reduce_dtype or "float32",
+        "moment": precision.moment_dtype or "float32",
+    }
+    return {role: _BYTES[dtype] for role, dtype in roles.items()}
