@@ -22,7 +22,7 @@ def locked(serve):
             names=("locked",),
             api_keys=("first-key", "second-key"),
             cors_origins=("https://friend.example",),
-            limits=Limits(max_body_bytes=2000, max_queued=2, max_concurrent=8, request_timeout=1),
+            limits=Limits(max_body_bytes=2000, max_queued=2, max_concurrent=8),
             prompt_details=True,
         ),
         max_num_seqs=1,
@@ -115,15 +115,16 @@ def test_too_many_waiting_are_sent_away(locked):
     locked.settle()
 
 
-def test_a_request_has_its_time(locked):
+def test_a_request_has_its_time(serve):
+    options = ServerOptions(names=("hurried",), limits=Limits(request_timeout=0.5))
+    hurried = serve(options, max_model_len=4096, num_blocks=1100, delay=lambda: time.sleep(0.005))
     body = BODY | {"max_tokens": 4000}
-    answer = locked.post(PATH, body, headers=key())
+    answer = hurried.post(PATH, body)
     assert answer.status_code == 408
     assert answer.json()["error"]["code"] == "timeout"
-    text = locked.post(PATH, body | {"stream": True}, headers=key()).text
-    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    events = hurried.events(PATH, body)
     assert json.loads(events[-2])["error"]["code"] == "timeout" and events[-1] == "[DONE]"
-    locked.settle()
+    hurried.settle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
