@@ -67,11 +67,12 @@ def collectives(hlo: str, mesh: Mapping[str, int]) -> list[Collective]:
     the mesh, whatever its id. Loops are multiplied out; groups of one device are left out, as
     they send nothing. Raises `ValueError` on groups in a spelling that is not known here.
     """
-    found = (_collective(visit, mesh) for visit in Module(hlo).walk())
+    found = (collective_of(visit, mesh) for visit in Module(hlo).walk())
     return [collective for collective in found if collective is not None]
 
 
-def _collective(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:
+def collective_of(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:
+    """The collective that a visited instruction is, or begins; None where it is something else."""
     instruction = visit.instruction
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS:
