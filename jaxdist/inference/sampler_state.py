@@ -93,7 +93,7 @@ def slot_state(
     one.prompt[:] = bits(prompt_ids, num_columns)
     if len(output_ids):
         one.counts[:] = np.bincount(output_ids, minlength=num_columns)
-    last = (output_ids or prompt_ids)[-1]
+    last = (output_ids if len(output_ids) else prompt_ids)[-1]
     return one._replace(last=np.int32(last))
 
 

@@ -12,7 +12,7 @@ import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxdist.inference import sampler
+from jaxdist.inference import drawing
 from jaxdist.inference.sampler import sample, token_logprobs
 from jaxdist.inference.sampler_state import (
     SamplerState,
@@ -124,7 +124,7 @@ def device_kept(x: np.ndarray, params: SamplingParams) -> np.ndarray:
     return np.asarray(_filtered(ratio, jnp.sum(ratio, axis=-1), numbers, whole)[0] > 0)
 
 
-_filtered = jax.jit(sampler._filtered)
+_filtered = jax.jit(drawing.filtered)
 shares = st.floats(0.01, 1.0).map(lambda x: round(x, 3))
 filters = st.builds(
     SamplingParams,
@@ -259,8 +259,8 @@ def test_the_batch_changes_nothing():
     "params",
     [
         SamplingParams(seed=7),
-        SamplingParams(seed=8, temperature=0.5, top_p=0.8),
-        SamplingParams(seed=9, top_k=5, min_p=0.05),
+        pytest.param(SamplingParams(seed=8, temperature=0.5, top_p=0.8), marks=pytest.mark.slow),
+        pytest.param(SamplingParams(seed=9, top_k=5, min_p=0.05), marks=pytest.mark.slow),
         SamplingParams(seed=2**64 - 1, typical_p=0.6),
     ],
 )
@@ -386,11 +386,13 @@ def test_starting_a_slot_leaves_the_others_and_compiles_once(logits: np.ndarray)
     [
         SamplingParams(seed=1),
         SamplingParams(seed=2, top_p=0.9),
-        SamplingParams(seed=3, top_p=0.9, temperature=3.0),
+        pytest.param(SamplingParams(seed=3, top_p=0.9, temperature=3.0), marks=pytest.mark.slow),
         SamplingParams(seed=4, top_k=20, top_p=0.95),
-        SamplingParams(seed=5, top_k=9000, top_p=0.5),
+        pytest.param(SamplingParams(seed=5, top_k=9000, top_p=0.5), marks=pytest.mark.slow),
         SamplingParams(seed=6, min_p=0.2, typical_p=0.7),
-        SamplingParams(seed=7, min_p=1e-6, top_p=0.9, typical_p=0.9),
+        pytest.param(
+            SamplingParams(seed=7, min_p=1e-6, top_p=0.9, typical_p=0.9), marks=pytest.mark.slow
+        ),
     ],
     ids=["all", "top_p", "flat", "top_k", "many", "min_p", "little"],
 )
@@ -404,13 +406,14 @@ def test_few_groups_do_where_they_hold_all(params: SamplingParams):
     x = jnp.asarray(x, jnp.float32)
 
     def tokens(by_row: bool) -> np.ndarray:
-        draw = jax.jit(sampler._draw, static_argnums=4)
+        one_by_one = jax.jit(drawing.draw, static_argnums=4)
         found = [
-            draw(x[i : i + 1], numbers[:1], whole[:1], jnp.array([i]), by_row) for i in range(8)
+            one_by_one(x[i : i + 1], numbers[:1], whole[:1], jnp.array([i]), by_row)
+            for i in range(8)
         ]
         return np.concatenate(found)
 
     np.testing.assert_array_equal(tokens(True), tokens(False))
     np.testing.assert_array_equal(
-        tokens(False), sampler._draw(x, numbers, whole, jnp.arange(8), False)
+        tokens(False), drawing.draw(x, numbers, whole, jnp.arange(8), False)
     )
