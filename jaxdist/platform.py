@@ -63,6 +63,16 @@ def simulate_devices(num_devices: int) -> None:
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
 
 
+def without_accelerators() -> None:
+    """Look for no accelerator and let their libraries say nothing of it: they only compile."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "jax" in sys.modules:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")
+
+
 def leave_at_signals() -> None:
     """Let SIGTERM and Ctrl-C end the process at once, until the training loop takes them over.
 

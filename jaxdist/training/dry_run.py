@@ -49,7 +49,7 @@ def measure(setup: Setup) -> DryRun:
         optimizer=_bytes(state.opt_state, layout.state.opt_state, setup) + averages,
         activations=_saved_activations(setup),
         temporary=memory.temp_size_in_bytes,
-        peak=_peak(memory),
+        peak=peak_bytes(memory),
         traffic=collectives(compiled.as_text(), setup.mesh.shape),
     )
 
@@ -119,7 +119,7 @@ def _saved_activations(setup: Setup) -> int:
     return sum(int(np.prod(ring.shape)) * ring.dtype.itemsize for ring in rings)
 
 
-def _peak(memory: Any) -> int:
+def peak_bytes(memory: Any) -> int:
     """XLA's peak, or all that it allocates: XLA:CPU leaves the temporaries out of its peak."""
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     allocated = held - memory.alias_size_in_bytes + memory.temp_size_in_bytes
