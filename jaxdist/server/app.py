@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -40,6 +41,10 @@ PAGE = Path(__file__).with_name("page")
 _MEANINGS = {
     "/v1/completions": "Texts that are continued. Streamed, each event is such an answer.",
     "/v1/chat/completions": "Chats that are answered. Streamed, each event is a ChatChunk.",
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": responses.ErrorAnswer},
+    503: {"model": responses.ErrorAnswer},
 }
 _GONE = Response(status_code=499)  # to a client that left
 _SECURITY = {
@@ -74,6 +79,7 @@ def make_app(service: Service) -> FastAPI:
     app.mount("/", _Page(list(app.routes)))
     app.add_exception_handler(APIError, _refuse)
     app.add_exception_handler(HTTPException, _refuse_http)
+    app.add_exception_handler(RequestValidationError, _refuse_query)
     app.add_middleware(Gate, service=service)
     if service.options.cors_origins:
         app.add_middleware(
@@ -91,8 +97,7 @@ def _takes(kind: type[BaseModel], answer: type[Answer], **more: Any) -> dict[str
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}, **more},
-        "responses": {200: {"model": answer}, "4XX": {"model": responses.ErrorAnswer}}
-        | {503: {"model": responses.ErrorAnswer}},
+        "responses": {200: {"model": answer}} | _REFUSALS,
         "response_model": None,
     }
 
@@ -160,13 +165,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
             max_model_len=model.max_model_len,
         )
 
-    @app.get("/v1/models", response_model=responses.Models)
+    @app.get("/v1/models", response_model=responses.Models, responses=_REFUSALS)
     async def models() -> Response:
         """The names that the model has."""
         data = [about(name) for name in service.options.names]
         return json_answer(responses.Models(object="list", data=data))
 
-    @app.get("/v1/models/{name:path}", response_model=responses.Model)
+    @app.get("/v1/models/{name:path}", response_model=responses.Model, responses=_REFUSALS)
     async def one_model(name: str) -> Response:
         """One of them."""
         return json_answer(about(name))
@@ -177,24 +182,24 @@ def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
     async def docs() -> Response:
         return FileResponse(PAGE / "docs.html", headers=_SECURITY)
 
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses={503: {"description": "Failed"}})
     async def health() -> Response:
         """Whether the process should live: 503 where the engine has failed."""
         failed = service.model is not None and service.model.engine.errored
         return Response(status_code=503 if failed else 200)
 
-    @app.get("/ready")
+    @app.get("/ready", response_class=Response, responses={503: _REFUSALS[503]})
     async def ready() -> Response:
         """Whether requests are served: 503 while loading and while shutting down."""
         service.ready_model()
         return Response(status_code=200)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def scrape() -> Response:
         """For Prometheus."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    @app.get("/engine", response_model=engine_view.EngineView)
+    @app.get("/engine", response_model=engine_view.EngineView, responses=_REFUSALS)
     async def engine(stream: bool = False) -> Response:
         """The engine now, or as events for as long as the client stays."""
         if stream:
@@ -236,6 +241,13 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     return error_answer(refusal)
 
 
+async def _refuse_query(request: Request, error: Exception) -> Response:
+    """A parameter of the address that is wrong."""
+    assert isinstance(error, RequestValidationError)
+    name = str(error.errors()[0]["loc"][-1])
+    return error_answer(APIError(f"{name}: {error.errors()[0]['msg']}", param=name))
+
+
 class _Page(StaticFiles):
     """The page's files; nothing from elsewhere is loaded by them.
 
@@ -260,12 +272,17 @@ class _Page(StaticFiles):
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description with the requests' shapes added."""
+    """FastAPI's description with the requests' shapes, and without the 422 that is never sent."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
+        for methods in schema["paths"].values():
+            for about in methods.values():
+                about["responses"].pop("422", None)
         shapes = schema.setdefault("components", {}).setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            shapes.pop(name, None)
         kinds = (ChatRequest, CompletionRequest, EmbeddingRequest)
         for kind in (*kinds, TokenizeRequest, DetokenizeRequest):
             shape = kind.model_json_schema(ref_template="#/components/schemas/{model}")

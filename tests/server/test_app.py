@@ -202,6 +202,11 @@ def test_the_engine_is_shown(server):
     assert json.loads(line.removeprefix("data: "))["state"] == "ready"
 
 
+def test_a_wrong_address_is_refused(server):
+    answer = server.client.get("/engine?stream=perhaps")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream"
+
+
 def test_the_server_tells_how_it_is(server):
     for path in ("/health", "/ready"):
         assert server.client.get(path).status_code == 200
