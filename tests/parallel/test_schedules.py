@@ -33,7 +33,23 @@ CASES = {
         dict(schedule="interleaved", num_chunks=2, num_microbatches=4, skip_bubbles=False, **FIVE),
     ),
 }
+EXPERTS = dict(num_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.3)
+WINDOWS = dict(sliding_window=3, sliding_window_pattern=2)
 CASES |= {
+    "experts, zb": ("1x2x1", dict(schedule="zb", num_microbatches=3, model=EXPERTS)),
+    "experts, uneven": (
+        "1x2x2",
+        dict(num_microbatches=3, skip_bubbles=False, model=FIVE["model"] | EXPERTS),
+    ),
+    "windows by layer": (
+        "1x2x1",
+        dict(
+            schedule="interleaved",
+            num_chunks=2,
+            num_microbatches=2,
+            model=FIVE["model"] | WINDOWS,
+        ),
+    ),
     "offload": ("1x2x2", dict(offload_activations=True, num_microbatches=3, zero=2)),
     "offload and zb": (
         "1x2x1",
