@@ -86,7 +86,8 @@ def load(options: "Options", source: "ModelSource") -> "Model":
                 task, completed=done, total=of, description=f"compiling {name}"
             ),
         )
-    print(getattr(engine.runner, "pool", ""), flush=True)
+        programs = f"{bar.tasks[0].total:.0f} programs in {bar.tasks[0].elapsed:.0f} s"
+    print(f"{getattr(engine.runner, 'pool', '')}; compiled {programs}", flush=True)
     text_of = TokenText(tokenizer)
     return Model(engine=AsyncEngine(engine), tokenizer=tokenizer, chat=chat, text_of=text_of)
 

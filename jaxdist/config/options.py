@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from jsonargparse import ArgumentParser
 
-from jaxdist.config.errors import UsageError
+from jaxdist.config.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options")
 
@@ -32,8 +32,15 @@ def parse_options(kind: type[Options], argv: Sequence[str], prog: str) -> Option
             parser.add_argument(
                 name, type=option.type, default=default, required=needed, help=meaning
             )
+    words = list(map(dashed, argv))
+    known = ["--help", *(dashed("--" + option.name) for option in fields(kind))]  # type: ignore[arg-type]
+    for word in words:
+        name = word.partition("=")[0]
+        if word.startswith("--") and name not in known:
+            hint = did_you_mean(name, known) or "; --help lists them"
+            raise UsageError(f"{name} is not an option{hint}")
     try:
-        values = parser.parse_args(list(map(dashed, argv))).as_dict()
+        values = parser.parse_args(words).as_dict()
     except ArgumentError as error:
         wrong = re.search(r'"(\w+)".*value: (.*)', str(error), re.DOTALL)
         message = f"{dashed('--' + wrong[1])} cannot be {wrong[2]!r}" if wrong else str(error)
