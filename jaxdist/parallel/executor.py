@@ -86,7 +86,7 @@ class Executor:
             select=self._layer_inputs,
             num_rows=self.layers.most,
             offload=pipeline.parallel.offload_activations,
-            gather=partial(self.zero.gather, tree.layers, layer=True),
+            gather=partial(self.zero.gather_wire, tree.layers, layer=True),
             scatter=lambda found: self.zero.scatter(
                 {place: layer_layouts[place] for place in found}, found, layer=True
             ),
@@ -198,7 +198,25 @@ class Executor:
             residuals=residuals or [],
             taps=taps or [],
             gradients=gradients,
+            ready_forward=self._first_ready(schedule, "forward") if trains else None,
+            ready_backward=self._first_ready(schedule, "backward") if trains else None,
         )
+
+    def first_rows(self, schedule: Schedule, kind: str) -> np.ndarray:
+        """[ticks + 1, stages] the row with which the first busy slot from a tick on begins."""
+        entries = schedule.following(schedule.forward if kind == "forward" else schedule.backward)
+        chunk, most = schedule.chunk(entries), self.layers.most
+        if kind == "forward":
+            return chunk * most
+        trips = self.layers.table[chunk, np.arange(schedule.num_stages)]
+        return chunk * most + (trips if self.skip_bubbles else most) - 1
+
+    def _first_ready(self, schedule: Schedule, kind: str) -> Tree:
+        """The layer of the first slot, gathered ahead; None where nothing is gathered."""
+        if not self.zero.gathers:
+            return None
+        rows = self.first_rows(schedule, kind)[0]
+        return self.stage.made_ready(read(vary(jnp.asarray(rows, jnp.int32)), self.index))
 
     def _empty_activation(self) -> Array:
         _, rows, length = self.microbatches.tokens.shape

@@ -64,6 +64,13 @@ class Schedule:
         """The chunks of a table's entries; 0 in an empty tick."""
         return np.where(table != IDLE, table % self.num_chunks, 0).astype(np.int32)
 
+    def following(self, table: np.ndarray) -> np.ndarray:
+        """[ticks + 1, stages] the first entry from each tick on, IDLE where none comes any more."""
+        following = np.full((self.num_ticks + 1, self.num_stages), IDLE, np.int32)
+        for tick in range(self.num_ticks - 1, -1, -1):
+            following[tick] = np.where(table[tick] != IDLE, table[tick], following[tick + 1])
+        return following
+
     @property
     def lead(self) -> int:
         """Ticks by which the embedding runs ahead of its forward, and its gradient behind.

@@ -39,6 +39,7 @@ class Work:
     trips: Array | int  # K, or how many layers to run of it
     live: Array | None = None  # of the trips those that have a layer; None: all
     slot: Array  # of the residuals' rings
+    then: Array | int = 0  # row that the next slot of this kind begins with
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class _Closure:
 class Stage:
     """Runs a stage's layers; `parameters` is the stack [L, ...], whole or sharded over dp.
 
-    `gather` makes one layer's parameters whole (ZeRO-3), `scatter` takes gradients of one layer's
+    `gather` makes one layer's parameters whole (ZeRO-3), as they travel. It runs one layer ahead of
+    the one at work, so that neither waits for the other: what is `ready` goes from layer to layer
+    and from tick to tick; None where nothing is gathered. `scatter` takes gradients of one layer's
     leaves, by their place, to the shape of the accumulator (ZeRO-2 and 3: summed over dp and cut
     to the shard).
 
@@ -77,27 +80,30 @@ class Stage:
     scatter: Callable[[dict[int, Array]], dict[int, Array]]
 
     def forward(
-        self, x: Array, inputs: Tree, residuals: Rings, work: Work
-    ) -> tuple[Array, Array | None, Rings]:
+        self, x: Array, inputs: Tree, residuals: Rings, work: Work, ready: Tree = None
+    ) -> tuple[Array, Array | None, Rings, Tree]:
         """Apply the layers of `work`, saving into its slot.
 
-        Returns x, the sum of the layers' own losses (None where they have none), and the rings.
+        Returns x, the sum of the layers' own losses (None where they have none), the rings, and
+        what is ready for the next slot.
         """
 
         def body(
-            index: Array, carry: tuple[Array, Array | None, Rings]
-        ) -> tuple[Array, Array | None, Rings]:
-            x, loss, residuals = carry
+            index: Array, carry: tuple[Array, Array | None, Rings, Tree]
+        ) -> tuple[Array, Array | None, Rings, Tree]:
+            x, loss, residuals, ready = carry
             row = work.first + index
-            (y, own), saved, _ = self._linearize(self._at(row), x, self._inputs(inputs, row))
+            upcoming = jnp.where(index + 1 < work.trips, row + 1, work.then)
+            parameters, ready = self._whole(row, ready, upcoming)
+            (y, own), saved, _ = self._linearize(parameters, x, self._inputs(inputs, row))
             residuals = _put(residuals, self._sent(saved), work.slot, index)
             if work.live is not None:
                 y = jnp.where(index < work.live, y, x)
                 own = jax.tree.map(lambda own: jnp.where(index < work.live, own, 0.0), own)
-            return y, jax.tree.map(jnp.add, loss, own), residuals
+            return y, jax.tree.map(jnp.add, loss, own), residuals, ready
 
         loss = vary(jnp.float32(0)) if self.has_loss else None
-        return lax.fori_loop(0, work.trips, body, (x, loss, residuals))
+        return lax.fori_loop(0, work.trips, body, (x, loss, residuals, ready))
 
     def forward_only(self, x: Array, inputs: Tree, work: Work) -> Array:
         """Apply the layers of `work` and save nothing."""
@@ -117,24 +123,27 @@ class Stage:
         work: Work,
         gradients: Tree,
         loss_cotangent: Array | float = 1.0,
-    ) -> tuple[Array, Tree]:
+        ready: Tree = None,
+    ) -> tuple[Array, Tree, Tree]:
         """Take `cotangent` back through the layers of `work`, adding to `gradients`.
 
-        `loss_cotangent` is that of each layer's own loss.
+        `loss_cotangent` is that of each layer's own loss. Returns the cotangent of the stretch's
+        input, the gradients, and what is ready for the next slot.
         """
         closure = self._closure(cotangent, inputs)
 
-        def body(step: Array, carry: tuple[Array, Tree]) -> tuple[Array, Tree]:
-            cotangent, gradients = carry
+        def body(step: Array, carry: tuple[Array, Tree, Tree]) -> tuple[Array, Tree, Tree]:
+            cotangent, gradients, ready = carry
             index = work.trips - 1 - step
             row, cotangents = work.first + index, self._cotangents(cotangent, loss_cotangent)
-            known = self._known(closure, inputs, residuals, work, index)
+            parameters, ready = self._whole(row, ready, self._before(work, index))
+            known = self._known(closure, parameters, inputs, residuals, work, index)
             given = self._masked(cotangents, work, index)
             layer_gradients, dx = _pull(closure, known, given, self.has_loss)
             gradients = self._add(gradients, dict(enumerate(layer_gradients)), row)
-            return self._passed(dx, cotangent, work, index), gradients
+            return self._passed(dx, cotangent, work, index), gradients, ready
 
-        return lax.fori_loop(0, work.trips, body, (cotangent, gradients))
+        return lax.fori_loop(0, work.trips, body, (cotangent, gradients, ready))
 
     def backward_input(
         self,
@@ -146,24 +155,28 @@ class Stage:
         work: Work,
         gradients: Tree,
         loss_cotangent: Array | float = 1.0,
-    ) -> tuple[Array, Rings, Tree]:
+        ready: Tree = None,
+    ) -> tuple[Array, Rings, Tree, Tree]:
         """`backward` without the gradients of matrices, for which it leaves taps in `tap_slot`."""
         closure = self._closure(cotangent, inputs)
 
-        def body(step: Array, carry: tuple[Array, Rings, Tree]) -> tuple[Array, Rings, Tree]:
-            cotangent, taps, gradients = carry
+        def body(
+            step: Array, carry: tuple[Array, Rings, Tree, Tree]
+        ) -> tuple[Array, Rings, Tree, Tree]:
+            cotangent, taps, gradients, ready = carry
             index = work.trips - 1 - step
             row, cotangents = work.first + index, self._cotangents(cotangent, loss_cotangent)
-            known = self._known(closure, inputs, residuals, work, index)
+            parameters, ready = self._whole(row, ready, self._before(work, index))
+            known = self._known(closure, parameters, inputs, residuals, work, index)
             given = self._masked(cotangents, work, index)
             split = self._split(closure, known, given)
             dx, early, tapped = split.early(known, given)
             places = [place for place, late in enumerate(split.is_late) if not late]
             gradients = self._add(gradients, dict(zip(places, early, strict=True)), row)
             taps = _put(taps, tapped, tap_slot, index)
-            return self._passed(dx, cotangent, work, index), taps, gradients
+            return self._passed(dx, cotangent, work, index), taps, gradients, ready
 
-        return lax.fori_loop(0, work.trips, body, (cotangent, taps, gradients))
+        return lax.fori_loop(0, work.trips, body, (cotangent, taps, gradients, ready))
 
     def backward_weight(
         self,
@@ -184,7 +197,8 @@ class Stage:
         like = self._tap_shapes(x, inputs)
 
         def body(index: Array, gradients: Tree) -> Tree:
-            known = self._known(closure, inputs, residuals, work, index)
+            parameters = self._at(work.first + index)
+            known = self._known(closure, parameters, inputs, residuals, work, index)
             given = self._cotangents(x, 1.0)
             split = self._split(closure, known, given)
             tapped = [
@@ -226,8 +240,27 @@ class Stage:
     def _fetched(self, leaf: Array) -> Array:
         return jax.device_put(leaf, jax.memory.Space.Device) if self.offload else leaf
 
-    def _at(self, row: Array | int) -> Tree:
+    def made_ready(self, row: Array | int) -> Tree:
+        """The layer of `row`, whole, as it travels."""
         return self.gather(jax.tree.map(lambda a: read(a, row), self.parameters))
+
+    def _at(self, row: Array | int) -> Tree:
+        return self._restored(self.made_ready(row))
+
+    def _whole(self, row: Array, ready: Tree, upcoming: Array) -> tuple[Tree, Tree]:
+        """The layer of `row`, and where layers are gathered ahead that of row `upcoming`."""
+        if ready is None:
+            return self._at(row), None
+        return self._restored(ready), self.made_ready(upcoming)
+
+    def _restored(self, wire: Tree) -> Tree:
+        """In the masters' dtype, which cancels against the cast inside `ops.dot`."""
+        return jax.tree.map(lambda w, a: w.astype(a.dtype), wire, self.parameters)
+
+    @staticmethod
+    def _before(work: Work, index: Array) -> Array:
+        """The row whose turn it is after row `index` of the stretch, going back."""
+        return jnp.where(index > 0, work.first + index - 1, work.then)
 
     def _inputs(self, inputs: Tree, row: Array | int) -> Tree:
         return self.select(inputs, read(self.numbers, row))
@@ -255,11 +288,17 @@ class Stage:
         return jax.tree.unflatten(tree, leaves)
 
     def _known(
-        self, closure: _Closure, inputs: Tree, residuals: Rings, work: Work, index: Array
+        self,
+        closure: _Closure,
+        parameters: Tree,
+        inputs: Tree,
+        residuals: Rings,
+        work: Work,
+        index: Array,
     ) -> list[Array]:
         """The leaves of a layer's vjp closure, some out of the rings."""
         row = work.first + index
-        known = jax.tree.leaves((self._at(row), self._inputs(inputs, row)))
+        known = jax.tree.leaves((parameters, self._inputs(inputs, row)))
         saved = (
             from_bits(self._fetched(read(ring, work.slot, index)), dtype)
             for ring, dtype in zip(residuals, closure.dtypes, strict=True)

@@ -48,6 +48,8 @@ class Carry:
     residuals: Rings
     taps: Rings
     gradients: Tree = None  # None: forwards alone
+    ready_forward: Tree = None  # the layer that the next forward begins with, gathered (ZeRO-3)
+    ready_backward: Tree = None  # the same of the next backward
 
 
 class Tick:
@@ -100,7 +102,9 @@ class Tick:
         if now.gradients is None:
             return member.stage.forward_only(x, inputs, self._work("forward", entry))
         work = self._work("forward", entry, self._own(schedule.residuals.writes))
-        down, own_loss, now.residuals = member.stage.forward(x, inputs, now.residuals, work)
+        down, own_loss, now.residuals, now.ready_forward = member.stage.forward(
+            x, inputs, now.residuals, work, now.ready_forward
+        )
         if own_loss is not None:
             now.loss += jnp.where(entry != IDLE, own_loss, 0.0)
         return down
@@ -135,11 +139,21 @@ class Tick:
         work = self._work("backward", entry, self._own(schedule.residuals.reads(schedule.backward)))
         layers, loss_cotangent = now.gradients.layers, jnp.where(is_busy, 1.0, 0.0)
         if schedule.taps is None:
-            up, layers = stage.backward(up, inputs, now.residuals, work, layers, loss_cotangent)
+            up, layers, now.ready_backward = stage.backward(
+                up, inputs, now.residuals, work, layers, loss_cotangent, now.ready_backward
+            )
         else:
             slot = self._own(schedule.taps.writes)
-            up, now.taps, layers = stage.backward_input(
-                up, inputs, now.residuals, now.taps, slot, work, layers, loss_cotangent
+            up, now.taps, layers, now.ready_backward = stage.backward_input(
+                up,
+                inputs,
+                now.residuals,
+                now.taps,
+                slot,
+                work,
+                layers,
+                loss_cotangent,
+                now.ready_backward,
             )
         now.gradients = with_fields(now.gradients, layers=layers)
         return up
@@ -196,15 +210,19 @@ class Tick:
         empty rows too, which costs nothing: the longest one sets the pace.
         """
         layers, chunk, skip = self.member.layers, self._chunk(entry), self.member.skip_bubbles
+        then: Array | int = 0
+        if self.member.zero.gathers and kind in ("forward", "backward"):
+            then = self._own(self.member.first_rows(self.schedule, kind)[1:])
         count: Array | int = layers.most
         if not layers.is_even:
             count = read(vary(jnp.asarray(layers.table)), chunk, self.member.index)
         if not skip:
             live = None if layers.is_even else count
-            return Work(first=chunk * layers.most, trips=layers.most, live=live, slot=slot)
+            count = layers.most
+            return Work(first=chunk * count, trips=count, live=live, slot=slot, then=then)
         if kind not in self.phase.full:
             count = jnp.where(entry != IDLE, count, 0)
-        return Work(first=chunk * layers.most, trips=count, slot=slot)
+        return Work(first=chunk * layers.most, trips=count, slot=slot, then=then)
 
     def _is_end(self, entry: Array, *, stage: int, chunk: int) -> Array:
         is_end = self.member.index == stage
@@ -221,7 +239,7 @@ class Tick:
 
     def _own(self, table: np.ndarray) -> Array:
         """This stage's entry of a table [ticks, stages]."""
-        return read(vary(jnp.asarray(table)), self.index, self.member.index)
+        return read(vary(jnp.asarray(table, jnp.int32)), self.index, self.member.index)
 
     def _shift(self, x: Array, by: int) -> Array:
         return ring_shift(x, "pp", by, self.member.residual_spec)

@@ -34,13 +34,22 @@ class Zero:
         """Whether gradients are summed over dp in each microbatch, into a shard."""
         return self.stage >= 2
 
-    @jax.named_scope("gather_parameters")
-    def gather(self, layouts: Tree, parameters: Tree, layer: bool = False) -> Tree:
-        """Whole parameters from the shards of ZeRO-3.
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are shards that are gathered where they are used."""
+        return self.stage >= 3 and self.dp > 1
 
-        Matrices travel in the compute dtype; the way back to the master's dtype cancels against
-        the cast inside `ops.dot`.
+    def gather(self, layouts: Tree, parameters: Tree, layer: bool = False) -> Tree:
+        """Whole parameters from the shards of ZeRO-3, in their own dtype.
+
+        The way back to the master's dtype cancels against the cast inside `ops.dot`.
         """
+        wire = self.gather_wire(layouts, parameters, layer)
+        return jax.tree.map(lambda w, a: w.astype(a.dtype), wire, parameters)
+
+    @jax.named_scope("gather_parameters")
+    def gather_wire(self, layouts: Tree, parameters: Tree, layer: bool = False) -> Tree:
+        """The same as they travel: matrices in the compute dtype."""
         if self.stage < 3:
             return parameters
 
@@ -49,7 +58,7 @@ class Zero:
             if dim is None:
                 return a
             wire = a.astype(self.compute_dtype) if a.ndim >= 2 else a
-            return all_gather(wire, "dp", dim, spec).astype(a.dtype)
+            return all_gather(wire, "dp", dim, spec)
 
         return jax.tree.map(one, layouts, parameters)
 
