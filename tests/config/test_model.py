@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -81,3 +82,43 @@ def test_hashable_with_a_rope_scaling() -> None:
 )
 def test_longest_sequence(scaling: dict[str, Any] | None, length: int) -> None:
     assert replace(TINY, rope_scaling=scaling).max_sequence_length == length
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
+LATENT = {"kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm_order": "before"}, "norm_order='before' is not one of pre, post, sandwich"),
+        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping=0 must be greater than 0"),
+        ({"sliding_window_pattern": 2}, "set --model.sliding_window"),
+        ({"sliding_window": 4, "sliding_window_pattern": 1}, "must be at least 2"),
+        ({"n_shared_experts": 1}, "needs experts; set --model.num_experts"),
+        ({**EXPERTS, "mlp": "gelu"}, "has no form with experts"),
+        ({**EXPERTS, "n_group": 3}, "n_group=3 must divide num_experts=8"),
+        ({**EXPERTS, "n_group": 8, "num_experts_per_tok": 1}, "choose at most 4"),
+        ({**EXPERTS, "n_group": 4, "num_experts_per_tok": 3}, "more than the 2 experts"),
+        ({**EXPERTS, "first_k_dense_replace": 2}, "leaves none of the 2 layers"),
+        ({"q_lora_rank": 4}, "belongs to latent attention; set --model.kv_lora_rank"),
+        ({**LATENT, "v_head_dim": 0}, "v_head_dim=0, which latent attention"),
+        ({**LATENT, "qk_rope_head_dim": 3}, "qk_rope_head_dim=3 must be even"),
+        ({**LATENT, "qk_norm": True}, "qk_norm=true has no form with latent attention"),
+    ],
+)
+def test_parts_that_do_not_go_together(fields, message):
+    shape = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        ModelConfig(**shape, num_hidden_layers=2, num_attention_heads=4, **fields)
+
+
+def test_layers_with_and_without_a_window():
+    shape = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48}
+    shape |= {"num_hidden_layers": 4, "num_attention_heads": 4}
+    for fields, local in (
+        ({}, [False] * 4),
+        ({"sliding_window": 4}, [True] * 4),
+        ({"sliding_window": 4, "sliding_window_pattern": 2}, [True, False] * 2),
+    ):
+        assert list(map(ModelConfig(**shape, **fields).is_local, range(4))) == local

@@ -80,9 +80,52 @@ def test_windows_of_qwen():
         read(**qwen, use_sliding_window=True, max_window_layers=1)
 
 
+def test_windows_of_gemma():
+    gemma = {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 4, "sliding_window": 8}
+
+    def pattern(kinds: str | None, **more) -> tuple[int | None, int | None]:
+        named = {"s": "sliding_attention", "f": "full_attention"}
+        listed = {} if kinds is None else {"layer_types": [named[kind] for kind in kinds]}
+        model = read(**gemma, **listed, **more)
+        return model.sliding_window, model.sliding_window_pattern
+
+    assert pattern(None) == (8, 2)
+    assert pattern(None, sliding_window_pattern=3) == (8, 3)
+    assert pattern("sssf") == (8, 4)
+    assert pattern("ssss") == (8, None)
+    assert pattern("ffff") == (None, None)
+    with pytest.raises(UsageError, match="layer_types is none of the patterns"):
+        pattern("fsfs")
+
+
+def test_rope_of_local_layers():
+    gemma = {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8}
+    local = {"rope_type": "default", "rope_theta": 100.0}
+    linear = {"rope_type": "linear", "factor": 2.0}
+    both = {"full_attention": linear | {"rope_theta": 5e5}, "sliding_attention": local}
+    model = read(**gemma, rope_parameters=both)
+    assert (model.rope_theta, model.rope_local_base_freq) == (5e5, 100.0)
+    assert model.rope_scaling == linear
+    assert read(**gemma).rope_local_base_freq == 10000.0
+    scaled = {"full_attention": linear, "sliding_attention": linear}
+    with pytest.raises(UsageError, match="differs between layers"):
+        read(**gemma, rope_parameters=scaled)
+
+
+def test_keys_of_gpt2():
+    values = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    model = read_config({"architectures": ["GPT2LMHeadModel"], **values}, "config.json")
+    assert (model.hidden_size, model.intermediate_size) == (32, 128)
+    assert (model.max_position_embeddings, model.position_embedding) == (1024, "learned")
+    with pytest.raises(UsageError, match="n_embd, n_inner missing"):
+        del values["n_embd"]
+        read_config({"architectures": ["GPT2LMHeadModel"], **values}, "config.json")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2}, "sparse_step=2"),
         ({"architectures": ["LlamaForCausalML"]}, "did you mean LlamaForCausalLM"),
         ({"architectures": ["A", "B"]}, "must name one architecture"),
         ({"architectures": None, "model_type": "bert"}, "model_type='bert'"),

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdist.config import UsageError
 from jaxdist.interop.huggingface import open_huggingface
 from jaxdist.interop.huggingface_write import write_huggingface
 from jaxdist.interop.safetensors_file import open_safetensors
@@ -138,3 +139,24 @@ def test_equals_transformers_both_ways(model_type, fields, foreign, tmp_path):
     with torch.no_grad():
         again = their_model(tmp_path / "ours")(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(again, expected, atol=1e-6, rtol=0)
+
+
+def test_gpt2_as_its_first_files_have_it(foreign, tmp_path):
+    """Without the prefix of the whole model, and with masks that nothing reads."""
+    folder = foreign("gpt2", **fields_of("gpt2", {"n_inner": 48}))
+    safetensors = pytest.importorskip("safetensors.numpy")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)
+    safetensors.save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path)[1], load(folder)[1])
+
+
+def test_an_expert_that_is_missing_is_named(foreign, tmp_path):
+    folder = foreign("mixtral", **fields_of("mixtral", {"num_local_experts": 5}))
+    config = (folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('experts": 5', 'experts": 6'))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"experts.5.w..weight' \(and 5 more\): missing"):
+        load(tmp_path)

@@ -49,6 +49,23 @@ def test_equals_the_plain_softmax(value_and_grads, segments, window):
     _assert_close(fast(q, k, v), slow(q, k, v), 2e-6)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_caps_scales_and_a_window_that_is_chosen_when_it_runs(value_and_grads, is_local):
+    q, k, v = _qkv()
+    v = jnp.concatenate([v, v[..., :4] + 1], axis=-1)  # values wider than keys
+    kwargs = dict(segment_ids=_segments(), sliding_window=100, scale=0.4, softcap=3.0)
+
+    def chosen(q, k, v, is_local):
+        attention = partial(causal_attention, is_local=is_local, **kwargs)
+        return value_and_grads(attention, q, k, v)
+
+    plain = partial(reference_attention, is_local=is_local, **kwargs)
+    slow = jax.jit(partial(value_and_grads, plain))(q, k, v)
+    _assert_close(jax.jit(chosen)(q, k, v, jnp.array(is_local)), slow, 2e-6)
+    without = dict(kwargs, sliding_window=100 if is_local else None)
+    _assert_close(reference_attention(q, k, v, **without), plain(q, k, v), 1e-7)
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 2)])
 @pytest.mark.parametrize("length", [1, 128, 130])
 def test_grouped_heads_and_lengths(value_and_grads, heads, kv_heads, length):

@@ -33,11 +33,13 @@ def numbers(num_rows=V, scale=1.0, num_tokens=N, masked=0.3):
     )
 
 
-def twin(x, head, labels, weights, num_rows=V):
+def twin(x, head, labels, weights, num_rows=V, softcap=None):
     """Loss and its gradients by x and head, by autodiff through all logits at once."""
 
     def loss(x, head):
         logits = jnp.matmul(x, head[:num_rows].T, precision=lax.Precision.HIGHEST)
+        if softcap is not None:
+            logits = softcap * jnp.tanh(logits / softcap)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
         return -(weights[:, None] * picked).sum()
 
@@ -83,6 +85,10 @@ def test_padding_rows_get_no_probability_and_no_gradient(num_rows):
     x, head, labels, weights = arrays
     other = np.where(np.arange(V)[:, None] < num_rows, head, np.float32(1e4))
     assert_close(ours(x, other, labels, weights, num_rows=num_rows)[:2], (loss, dx), 0)
+
+
+def test_capped_logits():
+    assert_close(ours(*numbers(), softcap=1.5), twin(*numbers(), softcap=1.5), 1e-6)
 
 
 def test_labels_of_weight_zero_do_not_matter():
