@@ -5,7 +5,8 @@ K key/value heads, H head dim, V vocabulary, X scored queries of a row (1 or T),
 
 dp and pp are manual, tp is the partitioner's, as in training. Stages take turns: in turn s what
 stage s computes is passed on, and what the others compute meanwhile is dropped (their keys and
-values go to the null page).
+values go to the null page). A step so takes as long as on one stage, and pp saves memory only:
+rows are not cut into microbatches, which would fill the turns but read each weight once for each.
 """
 
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference.buckets import Shape
-from jaxdist.inference.kv_pool import SPEC as POOL
+from jaxdist.inference.paging import Paging
 from jaxdist.inference.placement import Weights
 from jaxdist.inference.step_data import StepData as Step
 from jaxdist.models.layers import Cache, Context
 from jaxdist.ops.linear import linear
-from jaxdist.ops.paged_attention import Pages, Rows, paged_attention, write_pages
+from jaxdist.ops.paged_attention import Pages, Rows
 from jaxdist.ops.rope import Rope, rope_table
 from jaxdist.parallel.collectives import psum, ring_shift
 from jaxdist.parallel.context import training_context
@@ -44,6 +45,7 @@ class Forward:
     mesh: Mesh
     compute_dtype: DTypeLike
     kv_dtype: DTypeLike
+    paging: Paging
 
     def program(self, shape: Shape) -> Callable[..., tuple[Array, Array, Array, Any]]:
         """(weights, rope, pages, last tokens [D * slots], packed) ->
@@ -80,7 +82,7 @@ class Forward:
             return logits_BXV, x_BTE, step.sampler_rows(shape), pages
 
         manual = {"dp", "pp"}
-        pool = only(POOL, *manual)
+        pool = only(self.paging.spec, *manual)
         num_layers = config.num_hidden_layers // mesh_shape.pp
         pages_spec = (Pages(pool, pool),) * num_layers
         specs = jax.tree.map(
@@ -109,7 +111,9 @@ class Forward:
         config, rules = self.weights.config, self.weights.rules
         mesh = MeshShape(**self.mesh.shape)
         base = training_context(config, rules, mesh, None, self.compute_dtype)
-        attend = _Attend(config=config, rows=rows, kv_dtype=self.kv_dtype, tp=mesh.tp)
+        attend = _Attend(
+            config=config, rows=rows, kv_dtype=self.kv_dtype, paging=self.paging, tp=mesh.tp
+        )
         if mesh.tp > 1:
             return replace(base, attend=attend)
 
@@ -139,21 +143,23 @@ class _Attend:
     config: ModelConfig
     rows: Rows | None
     kv_dtype: DTypeLike
+    paging: Paging
     tp: int
 
     def __call__(
         self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache, **scores: Any
     ) -> tuple[Array, Cache]:
         own_heads = partial(self._own_heads, **scores)
-        if self.tp == 1:
+        if self.tp == 1 and not self.paging.needs_region:
             return own_heads(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
         heads = P(None, None, "tp", None)
         kv_heads = heads if self.config.num_key_value_heads % self.tp == 0 else P()
+        pool = self.paging.own_spec
         return jax.shard_map(
             own_heads,
             axis_names={"tp"},
-            in_specs=(heads, kv_heads, kv_heads, heads, P()),
-            out_specs=(heads, heads),
+            in_specs=(heads, kv_heads, kv_heads, pool, P()),
+            out_specs=(heads, pool),
             check_vma=False,
         )(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
 
@@ -168,11 +174,11 @@ class _Attend:
         **scores: Any,
     ) -> tuple[Array, Pages]:
         """The heads of one member of tp, all of whose query heads share what it keeps."""
-        if k_BTKH.shape[2] != pages.keys.shape[2]:
+        if k_BTKH.shape[2] != self.paging.num_heads(pages):
             own = lax.axis_index("tp") * k_BTKH.shape[2] // self.tp
             k_BTKH, v_BTKH = (lax.dynamic_slice_in_dim(x, own, 1, axis=2) for x in (k_BTKH, v_BTKH))
-        pages = write_pages(pages, k_BTKH, v_BTKH, rows, dtype=self.kv_dtype)
-        out_BTNH = paged_attention(
+        pages = self.paging.write(pages, k_BTKH, v_BTKH, rows, dtype=self.kv_dtype)
+        out_BTNH = self.paging.attend(
             q_BTNH,
             pages,
             rows,

@@ -1,6 +1,6 @@
 """The pool of keys and values: how many blocks there are, and the arrays that hold them.
 
-Shapes: S stages, D replicas, P blocks, C tokens a block, K key/value heads, H head dim.
+Their layout is the backend's, see `paging.py`.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig, UsageError
+from jaxdist.inference.paging import Paging
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.ops.paged_attention import Pages
-
-SPEC = P("pp", "dp", None, None, "tp", None)  # of a layer's keys, and of its values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +86,18 @@ def free_bytes(device: Any, devices_a_host: int) -> int:
 
 
 def make(
-    config: ModelConfig, mesh: Mesh, options: RunnerOptions, num_blocks: int
+    config: ModelConfig, mesh: Mesh, options: RunnerOptions, num_blocks: int, paging: Paging
 ) -> tuple[Pages, ...]:
     """Empty pages for each layer of a stage."""
     shape = MeshShape(**mesh.shape)
     heads = max(config.num_key_value_heads, shape.tp)
-    sizes = (shape.pp, shape.dp, num_blocks, options.block_size, heads)
-    dtype = storage_dtype(options)
+    dtype = paging.storage_dtype(kv_dtype(options))
+    sharding = NamedSharding(mesh, paging.spec)
 
     def zeros(width: int) -> jax.Array:
-        sharding = NamedSharding(mesh, SPEC)
-        return jax.jit(lambda: jnp.zeros((*sizes, width), dtype), out_shardings=sharding)()
+        own = paging.shape(num_blocks, options.block_size, heads, width)
+        sizes = (shape.pp, shape.dp, *own)
+        return jax.jit(lambda: jnp.zeros(sizes, dtype), out_shardings=sharding)()
 
     return tuple(
         Pages(zeros(config.head_dim), zeros(config.value_dim))
@@ -109,12 +108,6 @@ def make(
 def kv_dtype(options: RunnerOptions) -> jnp.dtype:
     """Of keys and values as numbers."""
     return jnp.dtype(options.kv_dtype or options.dtype)
-
-
-def storage_dtype(options: RunnerOptions) -> jnp.dtype:
-    """Of the pool's arrays: 16-bit floats as bits."""
-    dtype = kv_dtype(options)
-    return jnp.dtype(jnp.uint16) if dtype.itemsize == 2 else dtype
 
 
 def _block_bytes(config: ModelConfig, mesh: MeshShape, options: RunnerOptions) -> int:

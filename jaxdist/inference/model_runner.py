@@ -22,6 +22,7 @@ from jaxdist.inference.buckets import Buckets, Shape
 from jaxdist.inference.compilations import num_compilations
 from jaxdist.inference.forward import Forward
 from jaxdist.inference.launches import Launch, Launches, Piece
+from jaxdist.inference.paging import paging_of
 from jaxdist.inference.placement import Load, place
 from jaxdist.inference.row_results import Found
 from jaxdist.inference.runner_options import RunnerOptions
@@ -89,6 +90,7 @@ class ModelRunner:
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         weights = place(config, load, self.mesh, options.dtype)
         self.config = weights.config
+        paging = paging_of(self.mesh)
         self.pool = kv_pool.decide(config, self.mesh, options)
         self.num_blocks = self.pool.num_blocks
         self._eos_ids = sorted(eos_ids)
@@ -108,12 +110,13 @@ class ModelRunner:
             mesh=self.mesh,
             compute_dtype=jnp.dtype(options.dtype),
             kv_dtype=kv_pool.kv_dtype(options),
+            paging=paging,
         )
         self._programs: dict[Shape, Callable] = {}
         self._by_replica = NamedSharding(self.mesh, P("dp"))
         with jax.set_mesh(self.mesh):
             self._rope = self._forward.rope(self.max_model_len)
-            self._pages = kv_pool.make(config, self.mesh, options, self.num_blocks)
+            self._pages = kv_pool.make(config, self.mesh, options, self.num_blocks, paging)
             self._state = jax.device_put(
                 empty_state(self.max_num_seqs, config.vocab_size), self._by_replica
             )

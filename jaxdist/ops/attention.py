@@ -44,7 +44,7 @@ def causal_attention(
         sliding_window = None
     if sliding_window is None or not isinstance(is_local, jax.Array):
         is_local = None
-    if softcap is not None or not _cudnn_takes(q_BTNH, v_BTKH):
+    if softcap is not None or not cudnn_takes(q_BTNH, v_BTKH):
         return blocked_attention(
             q_BTNH, k_BTKH, v_BTKH, segment_ids, is_local, sliding_window, scale, softcap
         )
@@ -147,7 +147,7 @@ def masked_attention(
     return out_BTKGH.reshape(batch, length, heads, -1).astype(q_BTNH.dtype)
 
 
-def _cudnn_takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
+def cudnn_takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
     """Whether cuDNN's flash attention can run it, which is only known where the GPU is."""
     _, length, _, head_dim = q_BTNH.shape
     here = platform() == "gpu" and (jax.default_backend() == "gpu" or cudnn_is_there.get())

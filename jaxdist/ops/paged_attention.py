@@ -46,7 +46,7 @@ def write_pages(
     What is not finite becomes zero: a page outlives its sequence, and even a weight of zero would
     spread it.
     """
-    page_BT, offset_BT = _places(rows, k_BTKH.shape[1], pages.keys.shape[1])
+    page_BT, offset_BT = token_places(rows, k_BTKH.shape[1], pages.keys.shape[1])
 
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
         new = jnp.where(jnp.isfinite(new), new, 0).astype(dtype)
@@ -109,7 +109,7 @@ def paged_attention(
 
     shape = (batch, kv_heads, num_rows)
     first = 0
-    if sliding_window is not None and is_local in (None, True):
+    if sliding_window is not None and (is_local is None or is_local is True):
         earliest = jnp.min(jnp.where(rows.counts > 0, rows.positions, _FAR)) - sliding_window + 1
         first = jnp.clip(earliest // (width * page_size), 0, None)
     last = (jnp.max(rows.positions + rows.counts) - 1) // (width * page_size) + 1
@@ -150,7 +150,7 @@ def reference_paged_attention(
     return masked_attention(q_BTNH, k_BSKH, v_BSKH, seen_BTS, scale=scale, softcap=softcap)
 
 
-def _places(rows: Rows, num_queries: int, page_size: int) -> tuple[jax.Array, jax.Array]:
+def token_places(rows: Rows, num_queries: int, page_size: int) -> tuple[jax.Array, jax.Array]:
     """Page and offset of each query, [B, T]; padding goes to page 0."""
     index_BT = jnp.arange(num_queries)[None, :]
     position_BT = rows.positions[:, None] + index_BT

@@ -1,0 +1,93 @@
+"""The engine's programs as GPUs run them: their pages on the CPU, and compiled for an H100."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdist.config import MeshShape
+from jaxdist.inference import model_runner, paging
+from jaxdist.inference.buckets import PROMPT_QUERIES, Shape
+from jaxdist.inference.model_runner import ModelRunner
+from jaxdist.inference.step_data import FIELDS
+from jaxdist.ops import paged_attention_gpu
+from jaxdist.parallel.mesh import make_mesh
+from jaxdist.planner.compiled import devices, has_cuda_compiler, kernels_of
+from jaxdist.planner.hardware import Target
+from tests.inference.small_host import Host, runner_of, serve
+
+PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)), [7, 7])
+
+
+def texts(runner: ModelRunner) -> list[list[int]]:
+    return serve(Host(runner, np.random.default_rng(1)), PROMPTS, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "dtype", "fields"),
+    [
+        ("1x1x4", "float32", {}),
+        ("1x2x1", "float32", {"sliding_window": 5, "sliding_window_pattern": 2}),
+        ("1x1x2", "bfloat16", {"head_dim": 16}),
+    ],
+)
+def test_their_pages_change_no_token(mesh, dtype, fields, model_of, monkeypatch):
+    model = model_of(max_position_embeddings=64, **fields)
+    expected = texts(runner_of(model, mesh, dtype=dtype))
+    kernel = partial(paged_attention_gpu.kernel_attention, interpret=True)
+    monkeypatch.setattr(paged_attention_gpu, "kernel_attention", kernel)
+    monkeypatch.setattr(model_runner, "paging_of", lambda mesh: paging.GPU)
+    assert texts(runner_of(model, mesh, dtype=dtype)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_cuda_compiler(), reason="no CUDA plugin of JAX is installed")
+@pytest.mark.parametrize("mesh", ["1x1x1", "2x2x2"])
+def test_programs_are_compiled_for_an_h100(mesh, model_of):
+    """Decoding runs the kernel, a prompt cuDNN's attention, and neither copies the pool."""
+    model = model_of(max_position_embeddings=256, head_dim=64)
+    runner = runner_of(model, mesh, dtype="bfloat16", block_size=16, num_blocks=4096)
+    target = Target.parse(f"h100:{runner.mesh.size}")
+    gpus = make_mesh(MeshShape.parse(mesh), devices=devices(target))
+    forward = replace(runner._forward, mesh=gpus, paging=paging.paging_of(gpus))
+    assert forward.paging is paging.GPU
+
+    def abstract(arrays, specs):
+        return jax.tree.map(
+            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(gpus, s)),
+            arrays,
+            specs,
+        )
+
+    config, shape = runner.config, MeshShape.parse(mesh)
+    own = paging.GPU.shape(4096, 16, max(config.num_key_value_heads, shape.tp), 64)
+    pool = jax.ShapeDtypeStruct(
+        (shape.pp, shape.dp, *own),
+        jnp.bfloat16,
+        sharding=NamedSharding(gpus, paging.GPU.spec),
+    )
+    pages = tuple(paging.Pages(pool, pool) for _ in range(config.num_hidden_layers // shape.pp))
+    weights = forward.weights
+    for queries, call in ((1, "xla.gpu.triton"), (PROMPT_QUERIES, "__cudnn$fmha")):
+        size = Shape(2, queries, 8)
+        ints = partial(np.zeros, dtype=np.int32)
+        packed = ints((shape.dp * size.rows, queries + size.width + FIELDS))
+        arguments = (
+            abstract(weights.arrays, weights.specs),
+            abstract(runner._rope, jax.tree.map(lambda a: P(), runner._rope)),
+            pages,
+            abstract(ints(4), P("dp")),
+            abstract(packed, P("dp")),
+        )
+        with jax.set_mesh(gpus), kernels_of(target.hardware):
+            program = jax.jit(forward.program(size), donate_argnums=2).lower(*arguments)
+            compiled = program.compile()
+        assert call in compiled.as_text()
+        one_pool = pool.size * pool.dtype.itemsize // gpus.size
+        assert compiled.memory_analysis().temp_size_in_bytes < one_pool
