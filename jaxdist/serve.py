@@ -53,8 +53,10 @@ def serve(options: "Options") -> None:
         raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
     runner.check(source.config, mesh.resolve(jax.device_count()))
     sock = open_socket(options.host, options.port)
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
-    logging.getLogger("jaxdist.server").setLevel(logging.INFO)
+    log = logging.getLogger("jaxdist.server")
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
+    log.propagate = False  # a line is JSON and nothing else
     run(Service(server), sock, lambda: load(options, source))
 
 
