@@ -30,18 +30,13 @@ class Memory:
     host: int  # the same, where they wait in the host's memory
     handed_on: int  # activations and cotangents between ticks and between stages
     working: int  # what one layer and one scored microbatch need while they run
+    updating: int  # after them: new parameters, gathered beside the old ones (ZeRO-1 and 2)
 
     @property
     def peak(self) -> int:
-        """All that the device holds at once."""
-        return (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.handed_on
-            + self.working
-        )
+        """The most that the device holds at once."""
+        kept = self.parameters + self.gradients + self.optimizer
+        return kept + max(self.activations + self.handed_on + self.working, self.updating)
 
 
 def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
@@ -72,6 +67,7 @@ def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
             layer.scoring(config.model.padded_vocab_size // (mesh.pp * mesh.tp)),
         )
         + counts.in_passing(parallel.zero, mesh.dp, dtypes["compute"], dtypes["reduce"]),
+        updating=states["parameters"] if parallel.zero in (1, 2) and mesh.dp > 1 else 0,
     )
 
 
