@@ -36,7 +36,8 @@ class ParallelConfig:
             parameters.
         schedule: Order of forward and backward passes over pp: 1f1b keeps few activations, gpipe
             all; interleaved idles less, for more ring traffic; zb puts weight gradients where a
-            stage would idle; or the .csv file of a table of one's own.
+            stage would idle, which pays with few microbatches; or the .csv file of a table of
+            one's own.
         num_microbatches: Parts that a data-parallel rank's batch is cut into; their gradients are
             added up.
         num_chunks: Stretches of layers that each stage of an interleaved schedule holds.

@@ -42,6 +42,10 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
     them while the first backwards travel up, nor while its forwards run out, so those ticks are
     shorter. What is owed is made in the last ticks, each cut in two: cotangents on their way up
     beside weight gradients, then weight gradients on all stages.
+
+    A backward in two halves costs about a tenth of a step more (one CPU core, 3 layers of width
+    288: 4.59 s against 1F1B's 4.18 s on one stage, where there is no bubble to fill) and a ring of
+    taps. It pays where 1F1B's bubble is more than that, for M below about 6(S-1).
     """
     base = one_f_one_b(num_stages, num_microbatches)
     forward, backward, weight = [], [], []
