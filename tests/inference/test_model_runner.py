@@ -1,4 +1,7 @@
-"""Paged == dense == training logits, for every mesh; and after the warm-up nothing is compiled."""
+"""Paged == dense == training logits, for every mesh; and after the warm-up nothing is compiled.
+
+Compiling is what these tests take their time for, so the quick ones share one runner.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist.config import UsageError
-from jaxdist.inference.naive import Sampling, generate
+from jaxdist.config import MeshShape, UsageError
+from jaxdist.inference import kv_pool
+from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.step import PENDING
 from jaxdist.inference.warm_up import programs, warm_up
 from jaxdist.models import Transformer, default_context
 from jaxdist.ops.rope import rope_table
+from jaxdist.parallel.mesh import make_mesh
 from tests.inference.small_host import GREEDY, Host, dense, forward, runner_of, serve
 
 SCORED = SamplingParams(temperature=0.0, seed=0, logprobs=3, prompt_logprobs=2)
@@ -39,27 +44,35 @@ def make(model_of):
     return make
 
 
-SLOW = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("1x1x2", "2x1x1", "1x2x1")]
+@pytest.fixture(scope="module")
+def plain(make):
+    """A runner on one device, and its model. A table has one width: 8 blocks."""
+    return make(max_drafts=3, block_size=8, num_blocks=36)
 
 
-@pytest.mark.parametrize("mesh", ["1x1x1", "2x2x2", "1x1x4", *SLOW])
-def test_every_mesh_serves_what_naive_generation_gives(mesh, make):
+SLOW = pytest.mark.slow
+MESHES = [pytest.param(mesh, marks=SLOW) for mesh in ("1x1x1", "1x1x2", "2x1x1", "1x2x1", "1x1x4")]
+
+
+def test_one_device_serves_what_the_training_model_gives(plain):
+    runner, model = plain
+    texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)
+    assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("mesh", ["2x2x2", *MESHES])
+def test_every_mesh_serves_the_same(mesh, make):
     runner, model = make(mesh)
     texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)
     assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
-    if mesh == "1x1x1":
-        assert texts[0] == list(generate(model, PROMPTS[0], Sampling(max_tokens=NUM_TOKENS)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
         pytest.param({"sliding_window": 5, "qk_norm": True, "qkv_bias": True}, id="window"),
-        pytest.param(
-            {"rope_scaling": LONGROPE, "tie_word_embeddings": True},
-            id="longrope",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({"rope_scaling": LONGROPE, "tie_word_embeddings": True}, id="longrope"),
     ],
 )
 def test_every_kind_of_model_is_served(fields, make):
@@ -68,9 +81,9 @@ def test_every_kind_of_model_is_served(fields, make):
     assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("mesh", ["1x1x1", pytest.param("2x2x2", marks=pytest.mark.slow)])
-def test_chunks_give_the_training_models_probabilities(mesh, make):
-    runner, model = make(mesh)
+@pytest.mark.parametrize("mesh", [None, pytest.param("2x2x2", marks=SLOW)])
+def test_chunks_give_the_training_models_probabilities(mesh, make, plain):
+    runner, model = plain if mesh is None else make(mesh)
     host, text = Host(runner, np.random.default_rng(2)), PROMPTS[1]
     expected = np.asarray(jax.nn.log_softmax(forward(model, text)))
     host.start(3, text, SCORED)
@@ -91,8 +104,8 @@ def test_chunks_give_the_training_models_probabilities(mesh, make):
     np.testing.assert_allclose(sampled.top_logprobs, np.sort(expected[-1])[::-1][:3], atol=2e-4)
 
 
-def test_guesses_change_nothing_and_right_ones_are_kept(make):
-    runner, model = make(max_drafts=3)
+def test_guesses_change_nothing_and_right_ones_are_kept(plain):
+    runner, model = plain
     host, prompt = Host(runner, np.random.default_rng(3)), PROMPTS[0]
     text = dense(model, prompt, 12)
     host.start(0, prompt)
@@ -114,8 +127,9 @@ def test_guesses_change_nothing_and_right_ones_are_kept(make):
     assert result.token_ids == out[6:9]
 
 
-def test_embeddings_are_hidden_states_after_the_final_norm(make):
-    runner, model = make("2x1x1")
+@pytest.mark.parametrize("mesh", [None, pytest.param("2x1x1", marks=SLOW)])
+def test_embeddings_are_hidden_states_after_the_final_norm(mesh, make, plain):
+    runner, model = plain if mesh is None else make(mesh)
     host, text = Host(runner, np.random.default_rng(4)), PROMPTS[1]
     hidden = hidden_states(model, text)
     for slot, pooling, expected in ((0, "mean", hidden.mean(0)), (3, "last", hidden[-1])):
@@ -127,13 +141,20 @@ def test_embeddings_are_hidden_states_after_the_final_norm(make):
 
 
 def hidden_states(model: Transformer, text: Sequence[int]) -> np.ndarray:
-    """By the training model, [T, E]: its logits with the head replaced by the identity."""
+    """By the training model, [T, E]: before the head."""
     ctx = default_context(model.config)
-    x = model.embed(jnp.array([text]), ctx)
-    x, _ = model.apply_layers(x, rope_table(model.config, jnp.arange(len(text))[None]), ctx)
-    return np.asarray(model.norm(x)[0])
+    positions = jnp.arange(len(text))[None]
+
+    @jax.jit
+    def end_of_layers(model: Transformer) -> jax.Array:
+        x = model.embed(jnp.array([text]), ctx)
+        x, _ = model.apply_layers(x, rope_table(model.config, positions), ctx)
+        return model.norm(x)[0]
+
+    return np.asarray(end_of_layers(model))
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_after_the_warm_up(make):
     runner, _ = make("2x1x1", max_drafts=2, num_blocks=80)
     seen = []
@@ -193,11 +214,28 @@ def test_what_cannot_be_served_is_refused_in_one_line(mesh, fields, options, mes
         make(mesh, fields, **options)
 
 
-def test_the_pool_is_sized_by_the_memory_that_is_free(make):
-    runner, _ = make(num_blocks=None, memory_fraction=0.5)
+def test_the_pool_is_sized_by_the_memory_that_is_free(model_of, monkeypatch):
+    config = model_of(max_position_embeddings=64).config
+
+    def pool(mesh: str = "1x1x1", **options: Any) -> kv_pool.PoolSize:
+        options = RunnerOptions(
+            **{"block_size": 4, "max_num_seqs": 4, "dtype": "float32"} | options
+        )
+        return kv_pool.decide(config, make_mesh(MeshShape.parse(mesh)), options)
+
     # More than two times what four sequences of 64 tokens need is of no use.
-    assert runner.num_blocks == 1 + 2 * 16 * 4
-    assert "128 blocks of 4 tokens (512 tokens a replica)" in str(runner.pool)
+    assert pool(memory_fraction=0.5).num_blocks == 1 + 2 * 16 * 4
+    assert "128 blocks of 4 tokens (512 tokens a replica)" in str(pool(memory_fraction=0.5))
+    block = 2 * 4 * 2 * (8 + 8) * 4  # layers, tokens, heads, widths of key and value, bytes
+    monkeypatch.setattr(kv_pool, "free_bytes", lambda device, count: 100 * block)
+    assert [pool(memory_fraction=f).num_blocks for f in (0.5, 0.9)] == [50, 90]
+    assert pool().num_blocks == 25
+    assert pool(memory_fraction=0.5, dtype="bfloat16").num_blocks == 100
+    # Stages share the layers, members of tp the heads as long as there are two.
+    found = [pool(mesh, memory_fraction=0.25).num_blocks for mesh in ("1x2x1", "1x1x2", "1x1x4")]
+    assert found == [50, 50, 50]
+    with pytest.raises(UsageError, match="memory-fraction=0.01 of .* is less than two blocks"):
+        pool(memory_fraction=0.01)
 
 
 @pytest.mark.slow
