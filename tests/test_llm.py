@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxdist
+from jaxdist import train
 from jaxdist.config import (
     CheckpointConfig,
     DataConfig,
@@ -21,6 +22,7 @@ from jaxdist.inference.naive import generate as generate_ids
 from jaxdist.llm import LLM
 from jaxdist.models import Transformer
 from jaxdist.training.checkpoint import Checkpointer
+from jaxdist.training.model_source import open_model
 
 PROMPTS = ["Zoë: ", "Once upon a time", "Once upon a time there", "x"]
 
@@ -129,3 +131,29 @@ def test_what_cannot_be_done_is_refused_and_harms_nothing(llm):
         LLM("nowhere")
     assert not llm.engine.has_unfinished_requests()
     assert len(llm.generate("abc", jaxdist.SamplingParams(max_tokens=3))) == 1
+
+
+@pytest.mark.slow
+def test_a_training_run_is_served_from_its_folder(tmp_path):
+    """Trained over stages and tp, served over another mesh: the text of the trained weights."""
+    run = tmp_path / "run"
+    words = [
+        "--model.preset", "tiny", "--model.num_hidden_layers", "4", "--mesh", "1x2x2",
+        "--parallel.schedule", "interleaved", "--parallel.num_chunks", "2",
+        "--parallel.num_microbatches", "2", "--train.global_batch_size", "2",
+        "--train.sequence_length", "32", "--train.steps", "3", "--precision.policy", "fp32",
+        "--output-dir", str(run), "--log.progress", "false", "--log.tensorboard", "false",
+        "--data.cache_dir", str(tmp_path / "cache"),
+    ]  # fmt: skip
+    assert train.main(words) == 0
+    served = LLM(str(run), mesh="2x1x2", dtype="float32", num_blocks=20, max_model_len=48)
+    prompts = [list(range(1, 40)), [5, 6]]
+    outputs = served.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        jaxdist.SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+    )
+    trained = open_model(str(run)).model()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        size = served.tokenizer.vocab_size
+        expected = generate_ids(trained, prompt, Sampling(max_tokens=6), vocab_size=size)
+        assert list(output.outputs[0].token_ids) == list(expected)
