@@ -37,7 +37,8 @@ def serve(options: "Options") -> None:
     """Serve. UsageError where something is wrong; all that can be is checked before loading."""
     platform.leave_at_signals()
     mesh, runner, server = options.mesh_shape, options.runner(), options.server()
-    options.engine(), options.template()
+    options.engine()
+    options.template()
     if options.simulate:
         platform.simulate_devices(mesh.size)
     platform.compilation_cache()

@@ -96,7 +96,7 @@ class ChatJob:
                 **{"index": now.index, "delta": delta, "logprobs": None, "finish_reason": None}
                 | fields
             )
-            usage = {"usage": None} if with_usage else {}
+            usage: dict[str, Any] = {"usage": None} if with_usage else {}
             return ChatChunk(**self._head("chat.completion.chunk"), choices=[choice], **usage)
 
         async with contextlib.aclosing(self._job.outputs()) as outputs:
@@ -193,8 +193,8 @@ def _messages(delta: Delta) -> list[AnswerMessage]:
 
 
 def _call(call: CallDelta, *, streamed: bool = False) -> Call:
-    index = {"index": call.index} if streamed else {}
+    told: dict[str, Any] = {"index": call.index} if streamed else {}
     if call.id is None:
-        return Call(**index, function=CalledFunction(arguments=call.arguments))
+        return Call(**told, function=CalledFunction(arguments=call.arguments))
     function = CalledFunction(name=call.name, arguments=call.arguments)
-    return Call(**index, id=call.id, type="function", function=function)
+    return Call(**told, id=call.id, type="function", function=function)

@@ -112,8 +112,8 @@ class _Piece:
         prompt = _text_of(output, whole._model) if echo else ""
         logprobs = None
         if wants_logprobs:
-            entries: list[Logprobs | None] = list(now.logprobs or ())[told.num_tokens :]
-            ids, entries = list(tokens), entries[: len(tokens)]
+            first, last = told.num_tokens, told.num_tokens + len(tokens)
+            ids, entries = list(tokens), [*(now.logprobs or ())[first:last]]
             if echo:
                 ids = [*output.prompt_token_ids, *ids]
                 entries = [*(output.prompt_logprobs or ()), *entries]
@@ -124,16 +124,12 @@ class _Piece:
             index=self.index,
             text=prompt + text,
             logprobs=logprobs,
-            finish_reason=_reason(now),
+            finish_reason=None if now.finish_reason == "abort" else now.finish_reason,
             stop_reason=now.stop_reason,
         )
         if whole._request.prompt_logprobs is not None and now.finish_reason is not None:
             choice.prompt_logprobs = prompt_logprobs(output, whole._model.text_of)
         return choice
-
-
-def _reason(now: CompletionOutput) -> Any:
-    return now.finish_reason
 
 
 def _text_of(output: RequestOutput, model: Model) -> str:
@@ -179,8 +175,9 @@ def likeliest(entry: Logprobs, count: int) -> list[tuple[int, float]]:
 def prompt_logprobs(output: RequestOutput, text_of: TokenText) -> list[dict[str, Any] | None]:
     """As vLLM tells them: for each token of the prompt what was likely there, by id."""
     return [
-        entry
-        and {
+        None
+        if entry is None
+        else {
             str(i): {
                 "logprob": found.logprob,
                 "rank": found.rank,

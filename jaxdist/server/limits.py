@@ -19,7 +19,6 @@ class Limits:
         max_stops: Stop texts, and stop tokens.
         max_stop_length: Characters of a stop text or bad word.
         max_biases: Entries of logit_bias and bad words.
-        max_schema_bytes: Of what an answer must conform to.
         max_concurrent: Requests that are open at a time.
         max_queued: Sequences that wait for a slot; above it new requests are refused (429).
         request_timeout: Seconds that a request may take, waiting included.
@@ -31,7 +30,6 @@ class Limits:
     max_stops: int = 16
     max_stop_length: int = 1024
     max_biases: int = 1024
-    max_schema_bytes: int = 256 * 2**10
     max_concurrent: int = 1024
     max_queued: int = 512
     request_timeout: float = 600.0

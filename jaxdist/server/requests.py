@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from jaxdist.inference.engine import Prepared
@@ -139,10 +139,10 @@ class Job:
             "cached_tokens": sum(output.num_cached_tokens for output in latest),
             "finish": [choice.finish_reason or "abort" for choice in choices],
         }
-        started = [o.metrics for o in latest if o.metrics and o.metrics.first_token_time]
-        if started:
-            first = min(m.first_token_time - m.arrival_time for m in started)
-            note["ttft"] = round(first, 4)
+        times = [output.metrics for output in latest if output.metrics is not None]
+        firsts = [t.first_token_time - t.arrival_time for t in times if t.first_token_time]
+        if firsts:
+            note["ttft"] = round(min(firsts), 4)
         if self.service.options.log_text:
             note["answers"] = [choice.text for choice in choices]
         return note
@@ -161,7 +161,7 @@ def log_line(**fields: Any) -> None:
 
 
 async def _merged(
-    streams: Sequence[AsyncIterator[RequestOutput]],
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Whatever comes next from any of the streams."""
     if len(streams) == 1:

@@ -6,7 +6,7 @@ which is also what models learn that have no such format of their own.
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxdist.inference.sampling_params import StructuredOutput
 from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
@@ -93,7 +93,7 @@ class ToolUse:
         return None
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> Literal["stop", "tool_calls"]:
         """Of an answer that ends with calls: OpenAI says "stop" where the function was named."""
         return "stop" if self.kind == "named" else "tool_calls"
 

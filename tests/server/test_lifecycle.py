@@ -68,6 +68,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes():
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_time_of_grace_is_told_so():
     with started(0.2, 0.5) as (process, url):
         asked = Asked(url)
