@@ -10,7 +10,7 @@ A program computes some rows of equally many queries. Three kinds of work use it
 from dataclasses import dataclass
 
 PROMPT_QUERIES = 32
-MANY = 8  # up to here each number of rows has a program of its own
+WIDTHS = (512, 4096)  # blocks of a table; longer tables cost little, attention reads no further
 
 
 @dataclass(frozen=True, order=True)
@@ -63,8 +63,8 @@ class Buckets:
 
     @property
     def widths(self) -> list[int]:
-        """Widths of block tables. Attention reads no further than the longest row anyway."""
-        return [w for w in (8, 128, 2048) if w < self.max_width] + [self.max_width]
+        """Widths of block tables."""
+        return [w for w in WIDTHS if w < self.max_width] + [self.max_width]
 
     @property
     def max_prompt_rows(self) -> int:
@@ -92,6 +92,5 @@ def _powers(most: int) -> list[int]:
 
 
 def _steps(most: int) -> list[int]:
-    """2 to `MANY`, then powers of two. One row costs no less than two, on the CPU far more."""
-    few = list(range(2, max(2, min(most, MANY)) + 1))
-    return few + [n for n in _powers(most) if n > MANY]
+    """Powers of two from 2: one row costs no less than two, on the CPU far more."""
+    return _powers(max(most, 2))[1:]
