@@ -61,7 +61,6 @@ def check_mesh(config: "RunConfig", mesh: MeshShape) -> None:
 
 def check_model_on_mesh(model: ModelConfig, mesh: MeshShape) -> None:
     """Refuse a mesh that the model's heads, MLP and layers do not divide over."""
-    _check_layers(model)
     _check_tensor_parallel(model, mesh.tp)
     layers = model.num_hidden_layers
     if layers % mesh.pp:
@@ -90,6 +89,8 @@ def _split_over_tp(model: ModelConfig) -> dict[str, int]:
     if not model.num_experts:
         return {"intermediate_size": model.intermediate_size}
     widths = {"num_experts": model.num_experts}
+    if model.first_k_dense_replace:
+        widths["intermediate_size"] = model.intermediate_size
     if model.n_shared_experts:
         widths["n_shared_experts * moe_intermediate_size"] = (
             model.n_shared_experts * model.expert_size
@@ -100,9 +101,9 @@ def _split_over_tp(model: ModelConfig) -> dict[str, int]:
 def _check_layers(model: ModelConfig) -> None:
     if model.first_k_dense_replace:
         raise UsageError(
-            f"model.first_k_dense_replace={model.first_k_dense_replace}: training and serving run "
-            "layers that are all alike; such a model can be converted and generated with, or "
-            "trained with --model.first_k_dense_replace 0"
+            f"model.first_k_dense_replace={model.first_k_dense_replace}: training runs layers that "
+            "are all alike; such a model can be converted and served, or trained with "
+            "--model.first_k_dense_replace 0"
         )
 
 
