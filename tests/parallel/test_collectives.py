@@ -88,6 +88,11 @@ class Expected:
             self.counted[kind, axes, payload] += times
 
     @property
+    def ends_without_loop(self):
+        last = self.pipeline.schedule.loops[-1].phases[-1]
+        return last.stop - last.start == 1
+
+    @property
     def shards_sequence(self):
         return self.pipeline.parallel.sequence_parallel and self.mesh.tp > 1
 
@@ -124,10 +129,8 @@ class Expected:
             self.send("all-reduce", ("tp",), HIDDEN * 4, scores)  # the final norm's gain
 
     def ring(self):
-        last = self.pipeline.schedule.loops[-1].phases[-1]
         # Nobody waits for what the last tick sends; XLA sees that where it is not in a loop.
-        unused = last.stop - last.start == 1
-        times = self.forwards + self.backwards - unused
+        times = self.forwards + self.backwards - self.ends_without_loop
         self.send("collective-permute", ("pp",), self.residual, times)
 
     def tensor_parallel(self):
@@ -172,6 +175,9 @@ class Expected:
             rows = self.layers * self.pipeline.schedule.num_chunks
             size, used, made = size // rows, self.forwards + self.backwards, self.backwards
             used, made = used * self.layers, made * self.layers
+            # One layer ahead: the last of either way is gathered for nobody, which XLA sees of the
+            # very last where no loop holds it.
+            used += (2 - (self.ends_without_loop and self.layers == 1)) * (stage == 3)
         elif "embed_tokens" in name:
             used, made = self.embeds, self.leaves
         else:
