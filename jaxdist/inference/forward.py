@@ -11,7 +11,6 @@ rows are not cut into microbatches, which would fill the turns but read each wei
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,13 +23,13 @@ from jax.typing import DTypeLike
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference.buckets import Shape
 from jaxdist.inference.paging import Paging
-from jaxdist.inference.placement import Weights
+from jaxdist.inference.placement import Weights, layer_of
 from jaxdist.inference.step_data import StepData as Step
 from jaxdist.models.layers import Cache, Context
-from jaxdist.ops.linear import linear
+from jaxdist.ops.linear import Blocks, linear
 from jaxdist.ops.paged_attention import Pages, Rows
 from jaxdist.ops.rope import Rope, rope_table
-from jaxdist.parallel.collectives import psum, ring_shift
+from jaxdist.parallel.collectives import psum
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.sharding import only
 
@@ -46,45 +45,42 @@ class Forward:
     compute_dtype: DTypeLike
     kv_dtype: DTypeLike
     paging: Paging
+    num_blocks: int  # of one layer's pool
 
     def program(self, shape: Shape) -> Callable[..., tuple[Array, Array, Array, Any]]:
         """(weights, rope, pages, last tokens [D * slots], packed) ->
         logits [D * B, X, V] in fp32, the residual stream's end [D * B, T, E], the sampler's rows,
         pages.
         """
-        config, mesh_shape = self.weights.config, MeshShape(**self.mesh.shape)
+        mesh_shape = MeshShape(**self.mesh.shape)
 
         def replica(arrays: Any, rope: Rope, pages: Any, last: Array, packed: Array) -> Any:
             """One replica's stage; every array has lost none of its dims to the mesh yet."""
-            rest, layers = arrays
+            rest, stacks = arrays
             step = Step.of(packed, shape)
             tokens_BT = jnp.where(step.tokens < 0, last[step.slots][:, None], step.tokens)
             index_BT = jnp.arange(shape.queries)[None, :]
             positions_BT = jnp.minimum(step.positions[:, None] + index_BT, rope_length(rope) - 1)
             rope = jax.tree.map(lambda table: table[0][positions_BT], rope)
-            layers = [jax.tree.map(lambda leaf: leaf[0], layer) for layer in layers]
-            pages = [Pages(*(pool[0, 0] for pool in layer)) for layer in pages]
+            stacks = jax.tree.map(lambda leaf: leaf[0], stacks)
+            pages = jax.tree.map(lambda pool: pool[0, 0], pages)
             stage = lax.axis_index("pp") if mesh_shape.pp > 1 else 0
-            ctx = self._context(Rows(step.positions, step.counts, step.tables))
-            x_BTE = rest.embed(tokens_BT, ctx, positions_BT)
+            x_BTE = rest.embed(tokens_BT, self.context, positions_BT)
             for turn in range(mesh_shape.pp):
                 counts = jnp.where(stage == turn, step.counts, 0)
-                ctx = self._context(Rows(step.positions, counts, step.tables))
-                for number, layer in enumerate(layers):
-                    is_local = self._is_local(stage, number)
-                    x_BTE, pages[number] = layer(x_BTE, rope, ctx, pages[number], is_local)
-                x_BTE = ring_shift(x_BTE, "pp", 1, _WHOLE)
+                rows = Rows(step.positions, counts, step.tables)
+                x_BTE, pages = self._layers(stacks, x_BTE, rope, rows, pages, stage)
+                x_BTE = _to_next_stage(x_BTE)
             if mesh_shape.pp > 1:  # the ring has brought the result to the first stage
                 x_BTE = psum(jnp.where(stage == 0, x_BTE, 0), "pp", _WHOLE)
             scored_BXE = jnp.take_along_axis(x_BTE, step.scored(shape)[:, :, None], axis=1)
-            logits_BXV = rest.logits(scored_BXE, ctx)
-            pages = tuple(Pages(*(pool[None, None] for pool in layer)) for layer in pages)
+            logits_BXV = rest.logits(scored_BXE, self.context)
+            pages = jax.tree.map(lambda pool: pool[None, None], pages)
             return logits_BXV, x_BTE, step.sampler_rows(shape), pages
 
         manual = {"dp", "pp"}
         pool = only(self.paging.spec, *manual)
-        num_layers = config.num_hidden_layers // mesh_shape.pp
-        pages_spec = (Pages(pool, pool),) * num_layers
+        pages_spec = Pages(pool, pool)
         specs = jax.tree.map(
             lambda spec: only(spec, *manual), self.weights.specs, is_leaf=lambda s: isinstance(s, P)
         )
@@ -96,6 +92,28 @@ class Forward:
             out_specs=(P("dp"), P("dp"), P("dp"), pages_spec),
             check_vma=False,
         )
+
+    def _layers(
+        self, stacks: Any, x_BTE: Array, rope: Rope, rows: Rows, pages: Pages, stage: Array | int
+    ) -> tuple[Array, Pages]:
+        """All layers of a stage, in a loop for each stack of layers that are alike.
+
+        The pages of all layers lie in one pool, those of layer l from l * num_blocks on.
+        """
+        first = 0
+        for stack in stacks:
+
+            def layer(number: Array, carry: tuple[Array, Pages], stack=stack, first=first) -> Any:
+                index = first + number
+                own = rows._replace(tables=rows.tables + index * self.num_blocks)
+                block = layer_of(stack, number, self.compute_dtype)
+                is_local = self._is_local(stage, index)
+                return block(carry[0], rope, self._context(own), carry[1], is_local)
+
+            count = jax.tree.leaves(stack)[0].shape[0]
+            x_BTE, pages = lax.fori_loop(0, count, layer, (x_BTE, pages))
+            first += count
+        return x_BTE, pages
 
     def rope(self, max_model_len: int) -> Rope:
         """Tables [1, max_model_len, ...] of every position, of which a step takes its own."""
@@ -121,19 +139,20 @@ class Forward:
             return linear(x, w, self.compute_dtype).astype(self.compute_dtype)
 
         def head(x: Array, table: Array) -> Array:
-            table = table.T if table.ndim == 2 else table
-            return linear(x, table, self.compute_dtype)
+            weight = Blocks(table, 0) if table.ndim == 4 else table.T
+            return linear(x, weight, self.compute_dtype)
 
         return replace(base, attend=attend, dot=dot, dots=None, head=head)
 
-    def _is_local(self, stage: Array | int, number: int) -> bool | Array | None:
-        """Whether layer `number` of a stage attends to the window only; None where all do alike."""
-        config, num_stages = self.weights.config, self.mesh.shape["pp"]
+    def _is_local(self, stage: Array | int, index: Array) -> bool | Array | None:
+        """Whether layer `index` of a stage attends to the window only; None where all do alike."""
+        config = self.weights.config
         if not config.sliding_window_pattern:
             return None
-        num_layers = config.num_hidden_layers // num_stages
-        local = [config.is_local(s * num_layers + number) for s in range(num_stages)]
-        return local[0] if len(set(local)) == 1 else jnp.array(local)[stage]
+        local = [config.is_local(number) for number in range(config.num_hidden_layers)]
+        if len(set(local)) == 1:
+            return local[0]
+        return jnp.array(local)[stage * (len(local) // self.mesh.shape["pp"]) + index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,19 +168,27 @@ class _Attend:
     def __call__(
         self, q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, cache: Cache, **scores: Any
     ) -> tuple[Array, Cache]:
-        own_heads = partial(self._own_heads, **scores)
+        # What is traced has to enter the region as its argument.
+        traced = {name: value for name, value in scores.items() if isinstance(value, Array)}
+        fixed = {name: value for name, value in scores.items() if name not in traced}
+
+        def own_heads(*arguments: Any) -> tuple[Array, Pages]:
+            *given, traced = arguments
+            return self._own_heads(*given, **fixed, **traced)
+
+        arguments = (q_BTNH, k_BTKH, v_BTKH, cache, self.rows, traced)
         if self.tp == 1 and not self.paging.needs_region:
-            return own_heads(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
+            return own_heads(*arguments)
         heads = P(None, None, "tp", None)
         kv_heads = heads if self.config.num_key_value_heads % self.tp == 0 else P()
         pool = self.paging.own_spec
         return jax.shard_map(
             own_heads,
             axis_names={"tp"},
-            in_specs=(heads, kv_heads, kv_heads, pool, P()),
+            in_specs=(heads, kv_heads, kv_heads, pool, P(), P()),
             out_specs=(heads, pool),
             check_vma=False,
-        )(q_BTNH, k_BTKH, v_BTKH, cache, self.rows)
+        )(*arguments)
 
     def _own_heads(
         self,
@@ -188,6 +215,21 @@ class _Attend:
             **scores,
         )
         return out_BTNH, pages
+
+
+def _to_next_stage(x: Array) -> Array:
+    """`x` of the stage before. Unlike training's it does not mark what differs between stages."""
+    size = lax.axis_size("pp")
+    if size == 1:
+        return x
+    ring = [(stage, (stage + 1) % size) for stage in range(size)]
+    return jax.shard_map(
+        lambda x: lax.ppermute(x, "pp", ring),
+        axis_names={"tp"},
+        in_specs=_WHOLE,
+        out_specs=_WHOLE,
+        check_vma=False,
+    )(x)
 
 
 def rope_length(rope: Rope) -> int:

@@ -87,22 +87,20 @@ def free_bytes(device: Any, devices_a_host: int) -> int:
 
 def make(
     config: ModelConfig, mesh: Mesh, options: RunnerOptions, num_blocks: int, paging: Paging
-) -> tuple[Pages, ...]:
-    """Empty pages for each layer of a stage."""
+) -> Pages:
+    """Empty pages for all layers of a stage, those of one after those of the other."""
     shape = MeshShape(**mesh.shape)
     heads = max(config.num_key_value_heads, shape.tp)
     dtype = paging.storage_dtype(kv_dtype(options))
     sharding = NamedSharding(mesh, paging.spec)
 
     def zeros(width: int) -> jax.Array:
-        own = paging.shape(num_blocks, options.block_size, heads, width)
+        num_layers = config.num_hidden_layers // shape.pp
+        own = paging.shape(num_layers * num_blocks, options.block_size, heads, width)
         sizes = (shape.pp, shape.dp, *own)
         return jax.jit(lambda: jnp.zeros(sizes, dtype), out_shardings=sharding)()
 
-    return tuple(
-        Pages(zeros(config.head_dim), zeros(config.value_dim))
-        for _ in range(config.num_hidden_layers // shape.pp)
-    )
+    return Pages(zeros(config.head_dim), zeros(config.value_dim))
 
 
 def kv_dtype(options: RunnerOptions) -> jnp.dtype:

@@ -111,6 +111,7 @@ class ModelRunner:
             compute_dtype=jnp.dtype(options.dtype),
             kv_dtype=kv_pool.kv_dtype(options),
             paging=paging,
+            num_blocks=self.num_blocks,
         )
         self._programs: dict[Shape, Callable] = {}
         self._by_replica = NamedSharding(self.mesh, P("dp"))

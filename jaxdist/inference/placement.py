@@ -1,26 +1,30 @@
-"""Weights on the mesh of a server: straight into shards, one array a layer.
+"""Weights on the mesh of a server: straight into shards, laid out as the backend wants them.
 
-Layers are unrolled in serving, since a scan over a stack of bf16 weights widens the whole stack at
-each step on the CPU. Each array of a layer keeps a leading dim of the stages, so that one program
-serves them all. The tables of embedding and head are over tp alone: every stage has them.
+Layers stay stacks, over which a step loops: a program is then compiled as quickly for many layers
+as for one. Each stack has a leading dim of the stages, so that one program serves them all. The
+tables of embedding and head are over tp alone: every stage has them.
 """
 
 import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
 from jaxdist.models.layers import Linear
 from jaxdist.models.transformer import Block, Transformer
-from jaxdist.ops.linear import fits_blocks, in_blocks
+from jaxdist.ops.linear import Blocks, fits_blocks, in_blocks
+from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 
 Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings of its argument
@@ -30,7 +34,8 @@ Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings
 class Weights:
     """A model's arrays and their specs; both trees are `(model without layers, [Block, ...])`.
 
-    The leaves of entry l of the list are [S, ...]: layer l of each of the S stages.
+    An entry of the list is a stack of layers that are alike, its leaves [S, L, ...]: L layers of
+    each of the S stages. On the CPU 16-bit leaves are bits, which `layer_of` takes for floats.
     """
 
     config: ModelConfig
@@ -57,20 +62,16 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     )
     model = load(like)
     rest = without_layers(model)
-    stacks = [jax.tree.flatten(s) for s in (model.dense_layers, model.layers) if s is not None]
-    del model  # each stack is freed as soon as it is cut
-    layers = []
-    for leaves, structure in stacks:
-        count = leaves[0].shape[0] // shape.pp
-        layers += [jax.tree.unflatten(structure, layer) for layer in _cut(leaves, shape.pp, count)]
+    stacks = [stack for stack in (model.dense_layers, model.layers) if stack is not None]
+    del model  # a leaf is freed as soon as it is laid out
+    stacks = [_laid_out(stack, mesh) for stack in stacks]
     if shape.tp == 1:
-        layers = [_laid_out(layer, NamedSharding(mesh, P("pp"))) for layer in layers]
         rest = _with_head(rest, NamedSharding(mesh, P()))
-    staged = jax.tree.map(lambda leaf: P("pp", *leaf.sharding.spec[1:]), layers)
+    staged = jax.tree.map(lambda leaf: leaf.sharding.spec, stacks)
     return Weights(
         config=config,
         rules=rules,
-        arrays=(rest, layers),
+        arrays=(rest, stacks),
         specs=(jax.tree.map(lambda leaf: leaf.sharding.spec, rest), staged),
     )
 
@@ -82,20 +83,50 @@ def without_layers(model: Transformer) -> Transformer:
     return other
 
 
-def _laid_out(layer: Block, sharding: NamedSharding) -> Block:
-    """The layer with the weights of its linear layers as the backend wants them."""
+def layer_of(stack: Block, number: Array | int, dtype: DTypeLike) -> Block:
+    """Layer `number` of one stage's stack, leaves [L, ...], as its Module; weights in blocks stay
+    where they lie. dtype: of the floats that are kept as bits."""
 
-    def lay_out(node: Any) -> Any:
-        if type(node) is not Linear:
-            return node
-        weight = node.weight[...]
-        if weight.ndim != 3 or not fits_blocks(weight.shape[-1], weight.dtype, _platform(sharding)):
-            return node
-        node = copy.copy(node)
-        node.weight = node.weight.replace(jax.jit(in_blocks, out_shardings=sharding)(weight))
-        return node
+    def one(leaf: Array, is_linear: bool) -> Array | Blocks:
+        if is_linear and leaf.ndim == 4:
+            return Blocks(leaf, number)
+        leaf = read(leaf, number)
+        return from_bits(leaf, dtype) if leaf.dtype == jnp.uint16 else leaf
 
-    return jax.tree.map(lay_out, layer, is_leaf=lambda node: isinstance(node, Linear))
+    return jax.tree.map(one, stack, _are_linear(stack))
+
+
+def _are_linear(stack: Block) -> Any:
+    """For each leaf whether it is of a linear layer."""
+
+    def whole(node: Any) -> Any:
+        return jax.tree.map(lambda _: type(node) is Linear, node)
+
+    return jax.tree.map(whole, stack, is_leaf=lambda node: isinstance(node, Linear))
+
+
+def _laid_out(stack: Block, mesh: Mesh) -> Block:
+    """A stack [S * L, ...], which is used up, as the backend wants it."""
+    platform, in_stages = mesh.devices.flat[0].platform, mesh.shape["pp"]
+    splits = mesh.shape["tp"] > 1
+    leaves, structure = jax.tree.flatten(stack)
+    are_linear = jax.tree.leaves(_are_linear(stack))
+    del stack
+
+    def lay_out(leaf: Array, blocks: bool) -> Array:
+        leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
+        if blocks:
+            return in_blocks(leaf)
+        return as_bits(leaf) if platform == "cpu" else leaf
+
+    for place, is_linear in enumerate(are_linear):
+        leaf = leaves[place]
+        blocks = is_linear and leaf.ndim == 3 and not splits
+        blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
+        _, *spec = leaf.sharding.spec
+        sharding = NamedSharding(mesh, P("pp") if blocks else P("pp", None, *spec))
+        leaves[place] = jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _with_head(rest: Transformer, sharding: NamedSharding) -> Transformer:
@@ -104,7 +135,7 @@ def _with_head(rest: Transformer, sharding: NamedSharding) -> Transformer:
     rows, _ = table[...].shape
     if not fits_blocks(rows, table[...].dtype, _platform(sharding)):
         return rest
-    head = jax.jit(lambda table: in_blocks(table.T), out_shardings=sharding)(table[...])
+    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=sharding)(table[...])
     rest = copy.copy(rest)
     rest.lm_head = nnx.data(table.replace(head))  # in a tied model it was nothing
     return rest
@@ -112,19 +143,3 @@ def _with_head(rest: Transformer, sharding: NamedSharding) -> Transformer:
 
 def _platform(sharding: NamedSharding) -> str:
     return sharding.mesh.devices.flat[0].platform
-
-
-def _cut(leaves: list[jax.Array], num_stages: int, num_layers: int) -> list[list[jax.Array]]:
-    """Stacks [S * L, ...], which are used up, as L lists of leaves [S, ...]."""
-    layers: list[list[jax.Array]] = [[] for _ in range(num_layers)]
-    while leaves:
-        stack = leaves.pop(0)
-
-        def cut(stack: jax.Array) -> list[jax.Array]:
-            stack = stack.reshape(num_stages, num_layers, *stack.shape[1:])
-            return [stack[:, layer] for layer in range(num_layers)]
-
-        shardings = [stack.sharding] * num_layers
-        for layer, leaf in zip(layers, jax.jit(cut, out_shardings=shardings)(stack), strict=True):
-            layer.append(leaf)
-    return layers

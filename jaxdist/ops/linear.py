@@ -1,17 +1,19 @@
 """How a served weight is laid out and multiplied: what a backend wants, decided once, at load.
 
-GPUs and TPUs take plain weights [K, N]. XLA:CPU has no good kernel for a few rows times a 16-bit
-matrix: a plain one is widened whole for each product, in memory. In blocks of `LANES` columns,
-[N / LANES, K, LANES], it is read once, in half the bytes of fp32. CPUs that multiply bf16 multiply
-all blocks together as they come. For the others a block is widened in the cache and multiplied
-there, one after the other; they keep it as bits, since of 16-bit floats XLA would widen all before
-the first. (One Zen 3 core, 16 rows of 576 x 1536, cold: about 32 GFLOP/s; all blocks together 21,
-plain fp32 13.)
+The layers of a server are stacks [L, ...], and a loop walks over them. GPUs and TPUs take a layer
+[K, N] of a stack as it lies. On the CPU it would be copied out for each product, and one of 16 bits
+widened whole besides: there a stack lies in blocks of `LANES` columns, [L, N / LANES, K, LANES], of
+which a product reads one after the other, each once. CPUs that multiply bf16 do so with some
+blocks at a time; for the others a block is widened and multiplied in the cache. 16-bit floats are
+kept as bits: XLA would widen all layers before the first.
 
 Shapes: x [..., K] the activation, [N, K] a table of embeddings, the result [..., N].
 """
 
 import math
+from dataclasses import dataclass
+from functools import partial
+from types import EllipsisType
 
 import jax
 import jax.numpy as jnp
@@ -19,59 +21,81 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxdist.ops.product import cpu_multiplies_bf16, product
+from jaxdist.ops.stacks import read
 
 LANES = 64
 FEW = 64  # rows up to which blocks are multiplied as they lie
+TOGETHER = 16  # blocks that are multiplied at once where bf16 is
 DEPTH = 768  # rows of a block that are widened together: 200 KB of fp32 stay in the cache
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=[])
+@dataclass(frozen=True)
+class Blocks:
+    """One layer's weight in blocks, left where it lies."""
+
+    stack: jax.Array  # [L, N / LANES, K, LANES] fp32, or bits of bf16
+    layer: jax.Array | int
+
+    @property
+    def ndim(self) -> int:
+        """Of the weight that it stands for."""
+        return 2
+
+    def __getitem__(self, index: EllipsisType) -> "Blocks":
+        """Itself: a Module asks for its parameter's whole value so."""
+        return self
 
 
 def fits_blocks(num_columns: int, dtype: DTypeLike, platform: str) -> bool:
     """Whether a weight of so many columns is better kept in blocks."""
-    sixteen_bits = jnp.dtype(dtype) == jnp.bfloat16
-    return platform == "cpu" and sixteen_bits and num_columns % LANES == 0
+    fits = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float32)
+    return platform == "cpu" and fits and num_columns % LANES == 0
 
 
-def in_blocks(w: jax.Array, *, as_bits: bool | None = None) -> jax.Array:
-    """bf16 [..., K, N] as [..., N / LANES, K, LANES].
-
-    as_bits: As uint16; None where this CPU has no products of bf16.
-    """
+def in_blocks(w: jax.Array) -> jax.Array:
+    """fp32 or bf16 [..., K, N] as [..., N / LANES, K, LANES], bf16 as bits."""
     *lead, rows, columns = w.shape
-    if as_bits if as_bits is not None else not cpu_multiplies_bf16():
+    if w.dtype == jnp.bfloat16:
         w = lax.bitcast_convert_type(w, jnp.uint16)
     return jnp.moveaxis(w.reshape(*lead, rows, columns // LANES, LANES), -2, -3)
 
 
-def linear(x: jax.Array, w: jax.Array, compute_dtype: DTypeLike) -> jax.Array:
+def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax.Array:
     """x @ w in fp32 [..., N], of a plain weight [K, N] or one in blocks."""
-    if w.ndim == 2:
+    if not isinstance(w, Blocks):
         return product(x, w, ((x.ndim - 1,), (0,)), compute_dtype=compute_dtype)
     *lead, depth = x.shape
     rows = math.prod(lead)
     x_RK = x.reshape(rows, depth)
-    is_bits = w.dtype == jnp.uint16
+    is_half = w.stack.dtype == jnp.uint16
     if rows > FEW:
-        plain = jnp.moveaxis(_widened(w) if is_bits else w, 0, 1).reshape(depth, -1)
-        out_RN = product(x_RK, plain, ((1,), (0,)), compute_dtype=jnp.float32)
-    elif is_bits:
-        out_RN = _one_by_one(x_RK.astype(jnp.float32), w)
+        plain_CKL = read(w.stack, w.layer)
+        if is_half:
+            plain_CKL = _floats(plain_CKL) if cpu_multiplies_bf16() else _widened(plain_CKL)
+        plain = jnp.moveaxis(plain_CKL, 0, 1).reshape(depth, -1)
+        out_RN = product(x_RK, plain, ((1,), (0,)), compute_dtype=plain.dtype)
+    elif is_half and cpu_multiplies_bf16():
+        out_RN = _some_together(x_RK.astype(jnp.bfloat16), w)
     else:
-        out_RN = _together(x_RK.astype(w.dtype), w)
+        out_RN = _one_by_one(x_RK.astype(jnp.float32), w)
     return out_RN.reshape(*lead, -1)
 
 
-def _one_by_one(x_RK: jax.Array, bits_CKL: jax.Array) -> jax.Array:
-    """fp32 x times each block of bits, widened in turn."""
+def _one_by_one(x_RK: jax.Array, w: Blocks) -> jax.Array:
+    """fp32 x times each block, widened in turn."""
     num_rows, depth = x_RK.shape
-    num_blocks, _, lanes = bits_CKL.shape
+    _, num_blocks, _, lanes = w.stack.shape
 
     def block(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
         sums = []
         for first in range(0, depth, DEPTH):
             size = min(DEPTH, depth - first)
-            part_1KL = lax.dynamic_slice(bits_CKL, (number, first, 0), (1, size, lanes))
-            # Or the widening would be done again for each row, inside of the product.
-            part_KL = lax.optimization_barrier(_widened(part_1KL[0]))
+            start = (jnp.int32(w.layer), number, 0 * number + first, 0 * number)
+            part_KL = lax.dynamic_slice(w.stack, start, (1, 1, size, lanes))[0, 0]
+            if part_KL.dtype == jnp.uint16:
+                # Or the widening would be done again for each row, inside of the product.
+                part_KL = lax.optimization_barrier(_widened(part_KL))
             sums.append(_matmul(x_RK[:, first : first + size], part_KL))
         return lax.dynamic_update_index_in_dim(out_CRL, sum(sums[1:], sums[0]), number, 0)
 
@@ -80,20 +104,34 @@ def _one_by_one(x_RK: jax.Array, bits_CKL: jax.Array) -> jax.Array:
     return jnp.moveaxis(out_CRL, 0, 1).reshape(num_rows, -1)
 
 
-def _together(x_RK: jax.Array, w_CKL: jax.Array) -> jax.Array:
-    """bf16 x times all blocks."""
-    rows = x_RK.shape[0]
+def _some_together(x_RK: jax.Array, w: Blocks) -> jax.Array:
+    """bf16 x times the blocks, `TOGETHER` at a time, which the cache holds."""
+    rows, depth = x_RK.shape
     if rows == 1:  # one row of 16-bit floats has no kernel at all
         x_RK = jnp.concatenate([x_RK, x_RK])
-    x_CRK = jnp.broadcast_to(x_RK[None], (w_CKL.shape[0], *x_RK.shape))
-    out_CRL = lax.dot_general(
-        x_CRK, w_CKL, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32
-    )
+    _, num_blocks, _, lanes = w.stack.shape
+    size = math.gcd(num_blocks, TOGETHER)
+    x_CRK = jnp.broadcast_to(x_RK[None], (size, *x_RK.shape))
+
+    def group(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
+        start = (jnp.int32(w.layer), number * size, 0 * number, 0 * number)
+        part_CKL = _floats(lax.dynamic_slice(w.stack, start, (1, size, depth, lanes))[0])
+        found_CRL = lax.dot_general(
+            x_CRK, part_CKL, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32
+        )
+        return lax.dynamic_update_slice_in_dim(out_CRL, found_CRL, number * size, 0)
+
+    start = jnp.zeros((num_blocks, x_RK.shape[0], lanes))
+    out_CRL = lax.fori_loop(0, num_blocks // size, group, start)
     return jnp.moveaxis(out_CRL, 0, 1).reshape(x_RK.shape[0], -1)[:rows]
 
 
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=lax.Precision.HIGHEST)
+
+
+def _floats(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.bfloat16)
 
 
 def _widened(bits: jax.Array) -> jax.Array:

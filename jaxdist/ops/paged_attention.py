@@ -4,7 +4,7 @@ Shapes: B rows, T queries of a row, W pages of a row's table, P pages of the poo
 S = W * C keys of a row, N query heads, K key/value heads (N = K * G), H head dim, that of the
 values perhaps another.
 
-A pool holds 16-bit floats as their bits (see `parallel/stacks.py`): XLA:CPU would scatter into
+A pool holds 16-bit floats as their bits (see `ops/stacks.py`): XLA:CPU would scatter into
 bf16 by way of fp32, a copy of the whole pool. Page 0 belongs to nobody: padding writes there.
 """
 

@@ -8,15 +8,20 @@ Shapes: as in `paged_attention.py`, but a layer's pool is [K, P, C, H] of floats
 scatter into any. R = B * T queries.
 """
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from einops import rearrange, repeat
+from jax import lax
 from jax.typing import DTypeLike
 
 from jaxdist.ops.attention import attention_mask, cudnn_takes, masked_attention
 from jaxdist.ops.paged_attention import Pages, Rows, token_places
 
 FEW = 17  # queries of a row up to which the kernel reads its pages once for each
+WIDTHS = (32, 128, 512, 2048)  # of tables of which copies are made, besides the whole
 _KEYS = 64  # that the kernel looks at together: both fit into any GPU's shared memory
 _SPLITS = 16  # of a row's pages, worked on side by side
 
@@ -50,7 +55,8 @@ def paged_attention(
     assert pages.keys.dtype == dtype
     if is_local is False or _is_wide(sliding_window, rows, pages):
         sliding_window = is_local = None
-    scale = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = float(q_BTNH.shape[-1] ** -0.5)
     if sliding_window is None and _kernel_takes(q_BTNH, pages):
         return kernel_attention(q_BTNH, pages, rows, scale=scale, softcap=softcap)
     return gathered_attention(
@@ -99,20 +105,37 @@ def kernel_attention(
     return rearrange(out_RNH, "(b t) n h -> b t n h", t=length)
 
 
-def gathered_attention(
+def gathered_attention(q_BTNH: jax.Array, pages: Pages, rows: Rows, **scores: Any) -> jax.Array:
+    """With a copy of the rows' pages, no wider than the longest row needs.
+
+    scores: sliding_window, is_local, scale and softcap of `paged_attention`, all of them.
+    """
+    width, page_size = rows.tables.shape[1], pages.keys.shape[2]
+    widths = [w for w in WIDTHS if w < width]
+    used = (jnp.max(rows.positions + rows.counts) - 1) // page_size + 1
+    branches = [
+        partial(_gathered, rows=rows._replace(tables=rows.tables[:, :w]), **scores)
+        for w in (*widths, width)
+    ]
+    if not widths:
+        return branches[0](q_BTNH, pages)
+    return lax.switch(sum(used > w for w in widths), branches, q_BTNH, pages)
+
+
+def _gathered(
     q_BTNH: jax.Array,
     pages: Pages,
-    rows: Rows,
     *,
+    rows: Rows,
     sliding_window: int | None,
     is_local: bool | jax.Array | None,
     scale: float,
     softcap: float | None,
 ) -> jax.Array:
-    """With a copy of the rows' pages, of those that the window reaches where it always holds."""
     length, page_size = q_BTNH.shape[1], pages.keys.shape[2]
     tables, first_B = rows.tables, jnp.zeros_like(rows.positions)
     if sliding_window is not None and not isinstance(is_local, jax.Array):
+        # Where the window always holds, only the pages that it reaches.
         span = sliding_window + length - 1  # keys that a row's queries see
         count = min(tables.shape[1], (span + page_size - 2) // page_size + 1)
         first_B = (rows.positions - sliding_window + 1) // page_size
@@ -120,7 +143,9 @@ def gathered_attention(
         columns = first_B[:, None] + jnp.arange(count)[None, :]
         tables = jnp.take_along_axis(tables, columns, axis=1)
     k_BSKH, v_BSKH = (rearrange(pool[:, tables], "k b w c h -> b (w c) k h") for pool in pages)
-    query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
+    # Filler looks from where the last token stands: it always sees something.
+    last_B1 = jnp.maximum(rows.counts - 1, 0)[:, None]
+    query_BT = rows.positions[:, None] + jnp.minimum(jnp.arange(length)[None, :], last_B1)
     key_BS = page_size * first_B[:, None] + jnp.arange(k_BSKH.shape[1])[None, :]
     seen_BTS = attention_mask(query_BT, key_BS, sliding_window=sliding_window, is_local=is_local)
     if softcap is not None or not _is_plain(q_BTNH, pages):

@@ -20,6 +20,7 @@ from jaxdist.models.moe import balancing_loss
 from jaxdist.models.remat import rematerialised
 from jaxdist.models.transformer import Transformer
 from jaxdist.ops.rope import layer_rope, rope_table
+from jaxdist.ops.stacks import read
 from jaxdist.parallel.collectives import vary
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.ends import Ends, with_fields
@@ -29,7 +30,6 @@ from jaxdist.parallel.rings import Ring
 from jaxdist.parallel.schedule import Schedule
 from jaxdist.parallel.schedules import forward_only
 from jaxdist.parallel.sharding import only
-from jaxdist.parallel.stacks import read
 from jaxdist.parallel.stage import Rings, Stage
 from jaxdist.parallel.tick import Carry, Tick
 from jaxdist.parallel.vocabulary import Vocabulary

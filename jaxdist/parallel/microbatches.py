@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxdist.parallel.stacks import read
+from jaxdist.ops.stacks import read
 
 
 @jax.tree_util.register_dataclass

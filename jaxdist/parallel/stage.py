@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxdist.ops.stacks import as_bits, bits_dtype, from_bits, read, write
 from jaxdist.parallel.collectives import vary
 from jaxdist.parallel.split import Split, split_backward
-from jaxdist.parallel.stacks import as_bits, bits_dtype, from_bits, read, write
 
 Tree = Any
 # (one layer's parameters, x, its inputs) -> x, its own loss [] or None

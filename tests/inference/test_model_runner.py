@@ -69,14 +69,22 @@ def test_every_mesh_serves_the_same(mesh, make):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fields",
+    ("mesh", "fields"),
     [
-        pytest.param({"sliding_window": 5, "qk_norm": True, "qkv_bias": True}, id="window"),
-        pytest.param({"rope_scaling": LONGROPE, "tie_word_embeddings": True}, id="longrope"),
+        pytest.param(
+            "1x1x1", {"sliding_window": 5, "qk_norm": True, "qkv_bias": True}, id="window"
+        ),
+        pytest.param(
+            "1x1x1", {"rope_scaling": LONGROPE, "tie_word_embeddings": True}, id="longrope"
+        ),
+        # What the two stages hold differs, which only the running program knows.
+        pytest.param(
+            "1x2x2", {"sliding_window": 5, "sliding_window_pattern": 2}, id="windows by layer"
+        ),
     ],
 )
-def test_every_kind_of_model_is_served(fields, make):
-    runner, model = make(fields=fields)
+def test_every_kind_of_model_is_served(mesh, fields, make):
+    runner, model = make(mesh, fields)
     texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)
     assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
 

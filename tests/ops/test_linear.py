@@ -5,25 +5,25 @@ import numpy as np
 import pytest
 
 from jaxdist.ops import linear as module
-from jaxdist.ops.linear import FEW, LANES, fits_blocks, in_blocks, linear
+from jaxdist.ops.linear import FEW, LANES, Blocks, fits_blocks, in_blocks, linear
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, FEW + 1])
-def test_blocks_equal_the_plain_weight(rows, monkeypatch):
+def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
     monkeypatch.setattr(module, "DEPTH", 10)  # a block in three parts
+    monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: native)
     rng = np.random.default_rng(0)
-    x, w = (
-        jnp.asarray(rng.normal(size=size), jnp.bfloat16)
-        for size in ((rows, 1, 24), (24, 2 * LANES))
-    )
-    expected = x.astype(jnp.float32) @ w.astype(jnp.float32)
-    for weight in (w, in_blocks(w, as_bits=False), in_blocks(w, as_bits=True)):
-        found = linear(x, weight, jnp.bfloat16)
+    x = jnp.asarray(rng.normal(size=(rows, 1, 24)), dtype)
+    stack = jnp.asarray(rng.normal(size=(3, 24, 2 * LANES)), dtype)
+    expected = x.astype(jnp.float32) @ stack[1].astype(jnp.float32)
+    for weight in (stack[1], Blocks(in_blocks(stack), 1)):
+        found = linear(x, weight, dtype)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_are_for_16_bits_on_the_cpu():
-    assert fits_blocks(128, jnp.bfloat16, "cpu")
+def test_blocks_are_for_the_cpu():
+    assert fits_blocks(128, jnp.bfloat16, "cpu") and fits_blocks(128, jnp.float32, "cpu")
     assert not fits_blocks(100, jnp.bfloat16, "cpu")
-    assert not fits_blocks(128, jnp.float32, "cpu")
     assert not fits_blocks(128, jnp.bfloat16, "gpu")
