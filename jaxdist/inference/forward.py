@@ -96,14 +96,16 @@ class Forward:
     def _layers(
         self, stacks: Any, x_BTE: Array, rope: Rope, rows: Rows, pages: Pages, stage: Array | int
     ) -> tuple[Array, Pages]:
-        """All layers of a stage, in a loop for each stack of layers that are alike.
+        """All layers of a stage, in a loop for each stack of several.
 
         The pages of all layers lie in one pool, those of layer l from l * num_blocks on.
         """
         first = 0
         for stack in stacks:
 
-            def layer(number: Array, carry: tuple[Array, Pages], stack=stack, first=first) -> Any:
+            def layer(
+                number: Array | int, carry: tuple[Array, Pages], stack=stack, first=first
+            ) -> Any:
                 index = first + number
                 own = rows._replace(tables=rows.tables + index * self.num_blocks)
                 block = layer_of(stack, number, self.compute_dtype)
@@ -111,7 +113,10 @@ class Forward:
                 return block(carry[0], rope, self._context(own), carry[1], is_local)
 
             count = jax.tree.leaves(stack)[0].shape[0]
-            x_BTE, pages = lax.fori_loop(0, count, layer, (x_BTE, pages))
+            if count == 1:
+                x_BTE, pages = layer(0, (x_BTE, pages))
+            else:
+                x_BTE, pages = lax.fori_loop(0, count, layer, (x_BTE, pages))
             first += count
         return x_BTE, pages
 
@@ -144,15 +149,16 @@ class Forward:
 
         return replace(base, attend=attend, dot=dot, dots=None, head=head)
 
-    def _is_local(self, stage: Array | int, index: Array) -> bool | Array | None:
+    def _is_local(self, stage: Array | int, index: Array | int) -> bool | Array | None:
         """Whether layer `index` of a stage attends to the window only; None where all do alike."""
         config = self.weights.config
         if not config.sliding_window_pattern:
             return None
         local = [config.is_local(number) for number in range(config.num_hidden_layers)]
+        number = stage * (len(local) // self.mesh.shape["pp"]) + index
         if len(set(local)) == 1:
             return local[0]
-        return jnp.array(local)[stage * (len(local) // self.mesh.shape["pp"]) + index]
+        return local[number] if isinstance(number, int) else jnp.array(local)[number]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
 """Weights on the mesh of a server: straight into shards, laid out as the backend wants them.
 
 Layers stay stacks, over which a step loops: a program is then compiled as quickly for many layers
-as for one. Each stack has a leading dim of the stages, so that one program serves them all. The
-tables of embedding and head are over tp alone: every stage has them.
+as for one. But a GPU would copy each weight out of its stack before it multiplies, three times the
+traffic of decoding, so there each layer is a stack of its own. Each stack has a leading dim of the
+stages, so that one program serves them all. The tables of embedding and head are over tp alone:
+every stage has them.
 """
 
 import copy
@@ -62,11 +64,11 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     )
     model = load(like)
     rest = without_layers(model)
-    stacks = [stack for stack in (model.dense_layers, model.layers) if stack is not None]
+    kinds = [jax.tree.flatten(s) for s in (model.dense_layers, model.layers) if s is not None]
     del model  # a leaf is freed as soon as it is laid out
-    stacks = [_laid_out(stack, mesh) for stack in stacks]
+    stacks = [stack for leaves, structure in kinds for stack in _laid_out(leaves, structure, mesh)]
     if shape.tp == 1:
-        rest = _with_head(rest, NamedSharding(mesh, P()))
+        rest = _with_head(rest, mesh)
     staged = jax.tree.map(lambda leaf: leaf.sharding.spec, stacks)
     return Weights(
         config=config,
@@ -105,41 +107,44 @@ def _are_linear(stack: Block) -> Any:
     return jax.tree.map(whole, stack, is_leaf=lambda node: isinstance(node, Linear))
 
 
-def _laid_out(stack: Block, mesh: Mesh) -> Block:
-    """A stack [S * L, ...], which is used up, as the backend wants it."""
-    platform, in_stages = mesh.devices.flat[0].platform, mesh.shape["pp"]
+def _laid_out(leaves: list[Array], structure: Any, mesh: Mesh) -> list[Block]:
+    """Leaves of a stack [S * L, ...], which are used up, as the stacks that the backend wants."""
+    platform, in_stages = platform_of(mesh), mesh.shape["pp"]
     splits = mesh.shape["tp"] > 1
-    leaves, structure = jax.tree.flatten(stack)
-    are_linear = jax.tree.leaves(_are_linear(stack))
-    del stack
+    are_linear = jax.tree.leaves(_are_linear(jax.tree.unflatten(structure, leaves)))
 
-    def lay_out(leaf: Array, blocks: bool) -> Array:
+    def lay_out(leaf: Array, blocks: bool) -> list[Array]:
         leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
+        if platform == "gpu":
+            return [leaf[:, layer : layer + 1] for layer in range(leaf.shape[1])]
         if blocks:
-            return in_blocks(leaf)
-        return as_bits(leaf) if platform == "cpu" else leaf
+            return [in_blocks(leaf)]
+        return [as_bits(leaf) if platform == "cpu" else leaf]
 
-    for place, is_linear in enumerate(are_linear):
-        leaf = leaves[place]
+    parts = []
+    for is_linear in are_linear:
+        leaf = leaves.pop(0)
         blocks = is_linear and leaf.ndim == 3 and not splits
         blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
         _, *spec = leaf.sharding.spec
         sharding = NamedSharding(mesh, P("pp") if blocks else P("pp", None, *spec))
-        leaves[place] = jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf)
-    return jax.tree.unflatten(structure, leaves)
+        parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
+    return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
 
 
-def _with_head(rest: Transformer, sharding: NamedSharding) -> Transformer:
+def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:
     """With a head of its own where the backend wants it laid out in another way than the table."""
     table = rest.embed_tokens if rest.lm_head is None else rest.lm_head
     rows, _ = table[...].shape
-    if not fits_blocks(rows, table[...].dtype, _platform(sharding)):
+    if not fits_blocks(rows, table[...].dtype, platform_of(mesh)):
         return rest
-    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=sharding)(table[...])
+    whole = NamedSharding(mesh, P())
+    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=whole)(table[...])
     rest = copy.copy(rest)
     rest.lm_head = nnx.data(table.replace(head))  # in a tied model it was nothing
     return rest
 
 
-def _platform(sharding: NamedSharding) -> str:
-    return sharding.mesh.devices.flat[0].platform
+def platform_of(mesh: Mesh) -> str:
+    """Where the weights will be: "cpu", "gpu", "tpu"."""
+    return mesh.devices.flat[0].platform

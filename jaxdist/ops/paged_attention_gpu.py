@@ -53,21 +53,24 @@ def paged_attention(
 ) -> jax.Array:
     """As `paged_attention.paged_attention`; `dtype` is the pool's."""
     assert pages.keys.dtype == dtype
-    if is_local is False or _is_wide(sliding_window, rows, pages):
+    if sliding_window is None or sliding_window >= rows.tables.shape[1] * pages.keys.shape[2]:
         sliding_window = is_local = None
     if scale is None:
         scale = float(q_BTNH.shape[-1] ** -0.5)
-    if sliding_window is None and _kernel_takes(q_BTNH, pages):
-        return kernel_attention(q_BTNH, pages, rows, scale=scale, softcap=softcap)
-    return gathered_attention(
-        q_BTNH,
-        pages,
-        rows,
-        sliding_window=sliding_window,
-        is_local=is_local,
-        scale=scale,
-        softcap=softcap,
-    )
+    scores = {"scale": scale, "softcap": softcap}
+
+    def in_window(q_BTNH: jax.Array, pages: Pages) -> jax.Array:
+        return gathered_attention(q_BTNH, pages, rows, sliding_window=sliding_window, **scores)
+
+    def of_all(q_BTNH: jax.Array, pages: Pages) -> jax.Array:
+        if _kernel_takes(q_BTNH, pages):
+            return kernel_attention(q_BTNH, pages, rows, **scores)
+        return gathered_attention(q_BTNH, pages, rows, sliding_window=None, **scores)
+
+    if isinstance(is_local, jax.Array):
+        return lax.cond(is_local, in_window, of_all, q_BTNH, pages)
+    is_local = sliding_window is not None and is_local is not False
+    return (in_window if is_local else of_all)(q_BTNH, pages)
 
 
 def kernel_attention(
@@ -108,7 +111,7 @@ def kernel_attention(
 def gathered_attention(q_BTNH: jax.Array, pages: Pages, rows: Rows, **scores: Any) -> jax.Array:
     """With a copy of the rows' pages, no wider than the longest row needs.
 
-    scores: sliding_window, is_local, scale and softcap of `paged_attention`, all of them.
+    scores: sliding_window, scale and softcap of `paged_attention`, all of them.
     """
     width, page_size = rows.tables.shape[1], pages.keys.shape[2]
     widths = [w for w in WIDTHS if w < width]
@@ -128,14 +131,12 @@ def _gathered(
     *,
     rows: Rows,
     sliding_window: int | None,
-    is_local: bool | jax.Array | None,
     scale: float,
     softcap: float | None,
 ) -> jax.Array:
     length, page_size = q_BTNH.shape[1], pages.keys.shape[2]
     tables, first_B = rows.tables, jnp.zeros_like(rows.positions)
-    if sliding_window is not None and not isinstance(is_local, jax.Array):
-        # Where the window always holds, only the pages that it reaches.
+    if sliding_window is not None:  # only the pages that it reaches
         span = sliding_window + length - 1  # keys that a row's queries see
         count = min(tables.shape[1], (span + page_size - 2) // page_size + 1)
         first_B = (rows.positions - sliding_window + 1) // page_size
@@ -147,7 +148,7 @@ def _gathered(
     last_B1 = jnp.maximum(rows.counts - 1, 0)[:, None]
     query_BT = rows.positions[:, None] + jnp.minimum(jnp.arange(length)[None, :], last_B1)
     key_BS = page_size * first_B[:, None] + jnp.arange(k_BSKH.shape[1])[None, :]
-    seen_BTS = attention_mask(query_BT, key_BS, sliding_window=sliding_window, is_local=is_local)
+    seen_BTS = attention_mask(query_BT, key_BS, sliding_window=sliding_window)
     if softcap is not None or not _is_plain(q_BTNH, pages):
         return masked_attention(q_BTNH, k_BSKH, v_BSKH, seen_BTS, scale=scale, softcap=softcap)
     return jax.nn.dot_product_attention(
@@ -172,10 +173,3 @@ def _is_plain(q_BTNH: jax.Array, pages: Pages) -> bool:
     """16-bit floats of one width: fp32 is for exact results, and tensor cores would round it."""
     same = q_BTNH.dtype == pages.keys.dtype and pages.keys.shape == pages.values.shape
     return same and q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
-
-
-def _is_wide(sliding_window: int | None, rows: Rows, pages: Pages) -> bool:
-    """Whether the window reaches as far back as the tables do."""
-    return sliding_window is not None and (
-        sliding_window >= rows.tables.shape[1] * pages.keys.shape[2]
-    )

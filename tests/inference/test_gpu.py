@@ -1,5 +1,6 @@
 """The engine's programs as GPUs run them: their pages on the CPU, and compiled for an H100."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -37,12 +38,13 @@ def texts(runner: ModelRunner) -> list[list[int]]:
         ("1x1x2", "bfloat16", {"head_dim": 16}),
     ],
 )
-def test_their_pages_change_no_token(mesh, dtype, fields, model_of, monkeypatch):
+def test_their_pages_and_weights_change_no_token(mesh, dtype, fields, model_of, monkeypatch):
     model = model_of(max_position_embeddings=64, **fields)
     expected = texts(runner_of(model, mesh, dtype=dtype))
     kernel = partial(paged_attention_gpu.kernel_attention, interpret=True)
     monkeypatch.setattr(paged_attention_gpu, "kernel_attention", kernel)
     monkeypatch.setattr(model_runner, "paging_of", lambda mesh: paging.GPU)
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: "gpu")
     assert texts(runner_of(model, mesh, dtype=dtype)) == expected
 
 
@@ -50,9 +52,8 @@ def test_their_pages_change_no_token(mesh, dtype, fields, model_of, monkeypatch)
 @pytest.mark.skipif(not has_cuda_compiler(), reason="no CUDA plugin of JAX is installed")
 @pytest.mark.parametrize("mesh", ["1x1x1", "2x2x2"])
 def test_programs_are_compiled_for_an_h100(mesh, model_of, monkeypatch):
-    """Decoding runs the kernel, a prompt cuDNN's attention, and neither copies the pool."""
-    # The weights lie as they do there.
-    monkeypatch.setattr(placement, "fits_blocks", lambda *arguments: False)
+    """Decoding runs the kernel, a prompt cuDNN's attention; neither copies pool or weights."""
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: "gpu")
     model = model_of(max_position_embeddings=256, head_dim=64)
     runner = runner_of(model, mesh, dtype="bfloat16", block_size=16, num_blocks=4096)
     target = Target.parse(f"h100:{runner.mesh.size}")
@@ -87,5 +88,8 @@ def test_programs_are_compiled_for_an_h100(mesh, model_of, monkeypatch):
         with jax.set_mesh(gpus), kernels_of(target.hardware):
             program = jax.jit(forward.program(size), donate_argnums=2).lower(*arguments)
             compiled = program.compile()
-        assert call in compiled.as_text()
+        text = compiled.as_text()
+        assert call in text
+        # A weight that is copied comes out of a slice.
+        assert not re.search(r"= bf16\[(1,)?32,\d+\]\S* (dynamic-)?slice\(", text)
         assert compiled.memory_analysis().temp_size_in_bytes < largest // gpus.size
