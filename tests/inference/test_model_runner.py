@@ -60,7 +60,7 @@ def test_one_device_serves_what_the_training_model_gives(plain):
     assert texts == [dense(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("mesh", ["2x2x2", *MESHES])
+@pytest.mark.parametrize("mesh", [pytest.param("2x2x2", marks=SLOW), *MESHES])
 def test_every_mesh_serves_the_same(mesh, make):
     runner, model = make(mesh)
     texts = serve(Host(runner, np.random.default_rng(1)), PROMPTS, NUM_TOKENS)

@@ -42,6 +42,7 @@ def test_fp32_round_trip_is_exact(model: str, small, tmp_path: Path):
         np.testing.assert_array_equal(ours, original, err_msg=f"{name} {layer}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "phi3"])
 def test_transformers_reads_the_same_model(model: str, small, tmp_path: Path):
     """An independent reader of GGUF: names, orientation, and the order of q's and k's rows."""

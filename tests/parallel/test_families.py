@@ -35,7 +35,7 @@ MODELS = {
 }
 slow = pytest.mark.slow
 CASES = [
-    ("mixtral", "1x2x1", {}),
+    pytest.param("mixtral", "1x2x1", {}, marks=slow),
     ("mixtral", "1x1x2", dict(sequence_parallel=True)),
     pytest.param("mixtral", "2x1x1", dict(zero=3), marks=slow),
     pytest.param("gpt2", "1x2x2", dict(zero=2), marks=slow),

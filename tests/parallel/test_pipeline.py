@@ -91,7 +91,7 @@ def test_computing_in_the_bubbles_changes_nothing(make_case, mesh, schedule):
 @pytest.mark.parametrize(
     "dtype, scale, mesh",
     [
-        ("bfloat16", 1.0, "2x2x2"),
+        pytest.param("bfloat16", 1.0, "2x2x2", marks=pytest.mark.slow),
         pytest.param("float16", 2.0**10, "2x2x2", marks=pytest.mark.slow),
         pytest.param("bfloat16", 1.0, "2x1x4", marks=pytest.mark.slow),
         pytest.param("float16", 2.0**10, "1x4x1", marks=pytest.mark.slow),

@@ -56,7 +56,7 @@ CASES |= {
         dict(offload_activations=True, schedule="zb", num_microbatches=4, dtype="float32"),
     ),
 }
-QUICK = ("inbox", "layout")
+QUICK = ("inbox",)
 
 
 @pytest.mark.parametrize(

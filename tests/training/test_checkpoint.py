@@ -291,6 +291,7 @@ def kill_while_saving(directory: Path, kills: int) -> None:
     assert newest > 0
 
 
+@pytest.mark.slow
 def test_killed_while_saving(tmp_path):
     kill_while_saving(tmp_path, kills=2)
 

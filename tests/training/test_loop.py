@@ -72,7 +72,7 @@ def test_resumed_equals_uninterrupted_bitwise(whole, tmp_path):
 @pytest.mark.parametrize(
     "mesh, zero",
     [
-        ("1x1x1", "0"),
+        pytest.param("1x1x1", "0", marks=pytest.mark.slow),
         pytest.param("1x2x1", "1", marks=pytest.mark.slow),
         pytest.param("4x1x2", "3", marks=pytest.mark.slow),
     ],
