@@ -47,7 +47,7 @@ class Gate:
             await self._app(scope, receive, noted)
         except APIError as error:
             await error_answer(error)(scope, receive, noted)
-        except Exception:
+        except Exception:  # a fault of ours: the client gets an error object, the log the place
             logging.getLogger("jaxdist.server").exception("a request failed")
             status = 500
             if not started:

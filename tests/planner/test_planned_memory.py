@@ -52,11 +52,17 @@ def held_in_rings(setup: Setup) -> int:
     return sum(int(np.prod(ring.shape)) * ring.dtype.itemsize for ring in found)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("remat", ["none", "full", "dots", "attn_out", "qkv,mlp_hidden"])
+# What zb's weight gradients wait for is estimated, not counted, where layers run again.
+@pytest.mark.parametrize(
+    "schedule, remat",
+    [
+        (schedule, remat)
+        for schedule in SCHEDULES
+        for remat in ("none", "full", "dots", "attn_out", "qkv,mlp_hidden")
+        if schedule != "zb" or remat == "none"
+    ],
+)
 def test_rings_are_counted_to_the_byte(schedule, remat):
-    if schedule == "zb" and remat != "none":
-        pytest.skip("what weight gradients wait for is estimated where layers run again")
     policy = ("--precision.policy", "bf16") if schedule == "1f1b" else ()
     setup = setup_of("2x2x1", *SCHEDULES[schedule], "--parallel.remat", remat, *policy)
     assert estimated(setup).activations == held_in_rings(setup)
