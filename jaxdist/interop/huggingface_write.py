@@ -14,7 +14,8 @@ from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.interop.huggingface import CONFIG
 from jaxdist.interop.huggingface_config import write_config
-from jaxdist.interop.huggingface_families import FAMILIES, Place, places, tensor_shapes
+from jaxdist.interop.huggingface_families import FAMILIES
+from jaxdist.interop.huggingface_places import Place, places, tensor_shapes
 from jaxdist.interop.leaves import TABLES
 from jaxdist.interop.safetensors_write import make_safetensors
 
