@@ -76,7 +76,11 @@ def test_parquet(tmp_path: Path):
         ("a.jsonl", b'{"text": null}\n', "line 1: the field 'text' holds nothing \\(null\\)"),
         ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' holds a int"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12], "not a complete gzip file"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],
+            "not a complete gzip file",
+        ),
         ("a.txt.gz", b"no gzip", "not a complete gzip file"),
         ("a.parquet", b"PAR1 no parquet", "a.parquet: not a readable parquet file"),
     ],
