@@ -1,21 +1,25 @@
 """`jaxdist.LLM`: a model to call from Python, on lists of prompts, as vLLM's."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from jaxdist.config import MeshShape, UsageError
+from jaxdist.config import MeshShape, UsageError, limits
 from jaxdist.config.errors import did_you_mean
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.generation_config import CHOICES, described, sampling_defaults
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.inference.sampling_params import SamplingParams
+
+_log = logging.getLogger("jaxdist.llm")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -35,6 +39,7 @@ class LLM:
         mesh: str = "1x1x1",
         tokenizer: str | None = None,
         warm: bool = False,
+        generation_config: str = "auto",
         **options: Any,
     ):
         """Reads the model.
@@ -44,10 +49,13 @@ class LLM:
             mesh: Replicas x pipeline stages x tensor parallelism.
             tokenizer: In place of the model's own, as `data.tokenizer`.
             warm: Compile all before the first prompt, rather than as it comes.
+            generation_config: "auto" samples as the model's generation_config.json says where no
+                sampling_params are given; "none" leaves it out.
             options: Fields of RunnerOptions and EngineOptions, such as max_num_seqs.
 
         Raises UsageError for what cannot work.
         """
+        limits.choice("generation_config", generation_config, CHOICES)
         runner_options, engine_options = _options(options)
         shape = MeshShape.parse(mesh)
         # JAX is loaded here, after the options are known to be right.
@@ -56,6 +64,16 @@ class LLM:
 
         source = open_model(model, "model")
         self._files = source.companions()
+        self._defaults = sampling_defaults(self._files) if generation_config == "auto" else {}
+        if self._defaults:
+            _log.info(described(self._defaults))
+        # A model's most tokens are as many of them as there is room for.
+        most = self._defaults.get("max_tokens")
+        self._default = self.get_default_sampling_params()
+        if most is not None:
+            self._default = replace(self._default, max_tokens=None)
+            if engine_options.default_max_tokens is None:
+                engine_options = replace(engine_options, default_max_tokens=most)
         self.engine: Engine = load_engine(
             source,
             mesh=shape,
@@ -71,6 +89,10 @@ class LLM:
         """The model's, None where it has none."""
         return self.engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` take where no sampling_params are given."""
+        return SamplingParams(**self._defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -80,13 +102,13 @@ class LLM:
 
         prompts: One or several: a text, token ids, or a mapping with `prompt` or
             `prompt_token_ids`.
-        sampling_params: For all, or one for each.
+        sampling_params: For all, or one for each; None takes `get_default_sampling_params()`.
 
         RequestError where one of them cannot be served; then none is.
         """
         several = _prompts(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            each = [sampling_params or SamplingParams()] * len(several)
+            each = [sampling_params or self._default] * len(several)
         else:
             each = list(sampling_params)
         if len(each) != len(several):

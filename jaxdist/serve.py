@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ def load(options: "Options", source: "ModelSource") -> "Model":
 
     from jaxdist.data.tokenizer import load_tokenizer
     from jaxdist.inference.async_engine import AsyncEngine
+    from jaxdist.inference.generation_config import described, sampling_defaults
     from jaxdist.inference.load import load_engine
     from jaxdist.server.chat import Chat
     from jaxdist.server.service import Model
@@ -76,14 +78,21 @@ def load(options: "Options", source: "ModelSource") -> "Model":
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     tokenizer = load_tokenizer(str(source.tokenizer))
-    chat = Chat(tokenizer, source.companions(), template=options.template())
+    files, engine_options = source.companions(), options.engine()
+    chat = Chat(tokenizer, files, template=options.template())
+    defaults = sampling_defaults(files) if options.generation_config == "auto" else {}
+    if defaults:
+        print(described(defaults), flush=True)
+    most = defaults.pop("max_tokens", None)
+    if engine_options.default_max_tokens is None:
+        engine_options = replace(engine_options, default_max_tokens=most)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading the weights", total=None)
         engine = load_engine(
             source,
             mesh=options.mesh_shape.resolve(jax.device_count()),
             runner_options=options.runner(),
-            engine_options=options.engine(),
+            engine_options=engine_options,
             tokenizer=tokenizer,
             progress=lambda done, of, name: bar.update(
                 task, completed=done, total=of, description=f"compiling {name}"
@@ -92,7 +101,13 @@ def load(options: "Options", source: "ModelSource") -> "Model":
         programs = f"{bar.tasks[0].total:.0f} programs in {bar.tasks[0].elapsed:.0f} s"
     print(f"{getattr(engine.runner, 'pool', '')}; compiled {programs}", flush=True)
     text_of = TokenText(tokenizer)
-    return Model(engine=AsyncEngine(engine), tokenizer=tokenizer, chat=chat, text_of=text_of)
+    return Model(
+        engine=AsyncEngine(engine),
+        tokenizer=tokenizer,
+        chat=chat,
+        text_of=text_of,
+        defaults=defaults,
+    )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxdist import generate
-from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, TrainConfig
-from jaxdist.config.command_line import to_yaml
 from jaxdist.config.options import parse_options
 from jaxdist.data.gguf_vocabulary import tokenizer_entries
 from jaxdist.data.tokenizer import load_tokenizer
@@ -19,8 +16,8 @@ from jaxdist.inference.naive import generate as generate_ids
 from jaxdist.interop.gguf_write import write_gguf
 from jaxdist.interop.huggingface_write import write_huggingface
 from jaxdist.models import Transformer
-from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.model_source import open_model
+from tests.small_run import small_model, write_run
 
 PROMPT = "Zoë: "
 FP32 = ("--dtype", "float32")
@@ -28,36 +25,14 @@ FP32 = ("--dtype", "float32")
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    config = ModelConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    )
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32),
-        jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0)),
-    )
+    return small_model()
 
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory) -> str:
     """A run's folder with two checkpoints, the second being the model's."""
     folder = tmp_path_factory.mktemp("run")
-    config = RunConfig(
-        model=model.config,
-        train=TrainConfig(sequence_length=64),
-        data=DataConfig(tokenizer="bytes"),
-    )
-    (folder / "config.yaml").write_text(to_yaml(config))
-    checkpointer = Checkpointer(folder / "checkpoints", CheckpointConfig())
-    checkpointer.save(1, {"params": jax.tree.map(jnp.zeros_like, model)}, {})
-    checkpointer.save(2, {"params": model}, {})
-    checkpointer.close()
-    return str(folder)
+    return write_run(folder, jax.tree.map(jnp.zeros_like, model), model)
 
 
 def refused(capsys, *words: str) -> str:

@@ -1,63 +1,32 @@
 """`jaxdist.LLM`: what it writes is what naive generation writes, one prompt at a time."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxdist
 from jaxdist import train
-from jaxdist.config import (
-    CheckpointConfig,
-    DataConfig,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    UsageError,
-)
-from jaxdist.config.command_line import to_yaml
+from jaxdist.config import UsageError
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.naive import Sampling
 from jaxdist.inference.naive import generate as generate_ids
 from jaxdist.llm import LLM
 from jaxdist.models import Transformer
-from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.model_source import open_model
+from tests.small_run import small_model, write_run
 
 PROMPTS = ["Zoë: ", "Once upon a time", "Once upon a time there", "x"]
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    config = ModelConfig(
-        vocab_size=260,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    )
-    rng = np.random.default_rng(0)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32),
-        jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0)),
-    )
+    return small_model()
 
 
 @pytest.fixture(scope="module")
 def llm(model, tmp_path_factory) -> LLM:
     folder = tmp_path_factory.mktemp("run")
-    run = RunConfig(
-        model=model.config,
-        train=TrainConfig(sequence_length=64),
-        data=DataConfig(tokenizer="bytes"),
-    )
-    (folder / "config.yaml").write_text(to_yaml(run))
-    checkpointer = Checkpointer(folder / "checkpoints", CheckpointConfig())
-    checkpointer.save(1, {"params": model}, {})
-    checkpointer.close()
     return LLM(
-        str(folder),
+        write_run(folder, model, generation={"temperature": 0.0, "max_new_tokens": 7}),
         dtype="float32",
         block_size=4,
         num_blocks=40,
@@ -86,6 +55,17 @@ def test_texts_are_those_of_naive_generation(model, llm):
         assert output.prompt == prompt and output.finished
         assert list(other.outputs[0].token_ids) == got
     assert again[2].num_cached_tokens == 12
+
+
+def test_without_parameters_the_models_own_defaults_hold(model, llm):
+    params = llm.get_default_sampling_params()
+    assert params == jaxdist.SamplingParams(temperature=0.0, max_tokens=7)
+    [output] = llm.generate("Zoë: ")
+    assert list(output.outputs[0].token_ids) == naive(model, "Zoë: ", 7)
+    [output] = llm.generate("x" * 60)  # as many as there is room for
+    assert len(output.outputs[0].token_ids) <= 4
+    with pytest.raises(UsageError, match="generation_config='mine' is not one of auto, none"):
+        LLM("nowhere", generation_config="mine")
 
 
 def test_one_prompt_may_be_a_text_ids_or_a_mapping(llm):

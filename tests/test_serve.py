@@ -19,6 +19,8 @@ def options(*words):
         (("--mesh", "1x1x-1", "--simulate"), "with --simulate write the number"),
         (("--port", "99999"), "port=99999 must be"),
         (("--policy", "random"), "policy='random' is not one of fcfs, lpm"),
+        (("--generation-config", "mine"), "generation-config='mine' is not one of auto, none"),
+        (("--default-max-tokens", "0"), "default_max_tokens=0 must be at least 1"),
         (("--dtype", "float64"), "dtype='float64' is not one of"),
         (("--block-size", "0"), "block-size=0 must be at least 1"),
         (("--memory-fraction", "2"), "memory-fraction=2.0 must be"),
@@ -53,3 +55,4 @@ def test_options_reach_the_engine():
     assert not given.engine().enable_prefix_caching
     assert given.engine().num_speculative_tokens == given.runner().max_drafts == 4
     assert given.runner().max_num_seqs == 8
+    assert options("--default-max-tokens", "99").engine().default_max_tokens == 99

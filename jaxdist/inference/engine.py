@@ -71,7 +71,7 @@ class Engine:
         self._continuations: dict[Request, tuple[Group, Continuation]] = {}
         self._in_flight: tuple[Step, object] | None = None
         self._num_arrived = 0
-        self._preparer = Preparer(runner, tokenizer, self.eos_ids, options.seed)
+        self._preparer = Preparer(runner, tokenizer, self.eos_ids, options)
 
     def prepare(
         self,

@@ -20,6 +20,8 @@ class EngineOptions:
         num_speculative_tokens: Most tokens guessed at a time from what the text repeats; 0: none.
         prompt_lookup_min, prompt_lookup_max: Tokens that must repeat for a guess, the longest
             tried first.
+        default_max_tokens: Most tokens of an answer to a request that names no most; None goes to
+            the end of the context.
         seed: Makes the seeds of requests that bring none reproducible; None draws them.
     """
 
@@ -30,6 +32,7 @@ class EngineOptions:
     num_speculative_tokens: int = 0
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    default_max_tokens: int | None = None
     seed: int | None = None
 
     def __post_init__(self):
@@ -41,6 +44,8 @@ class EngineOptions:
         limits.whole("num_speculative_tokens", self.num_speculative_tokens, 0, 16)
         limits.whole("prompt_lookup_min", self.prompt_lookup_min, 1, 16)
         limits.whole("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 16)
+        if self.default_max_tokens is not None:
+            limits.whole("default_max_tokens", self.default_max_tokens, 1)
         if self.seed is not None:
             limits.whole("seed", self.seed, 0, 2**32 - 1)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxdist.config.errors import UsageError
 from jaxdist.data.tokenizer import Tokenizer
+from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.guide import bad_word_ids
 from jaxdist.inference.request import resolve_max_tokens, whole_ids
@@ -53,20 +54,18 @@ class Prepared:
 
 
 class Preparer:
-    """Checks requests for one model.
-
-    seed: Makes the seeds of requests that bring none reproducible; None draws them.
-    """
+    """Checks requests for one model."""
 
     def __init__(
         self,
         runner: Runner,
         tokenizer: Tokenizer | None,
         eos_ids: frozenset[int],
-        seed: int | None,
+        options: EngineOptions,
     ):
         self.runner, self.tokenizer, self.eos_ids = runner, tokenizer, eos_ids
-        self._seeds = random.Random(seed)
+        self._default_max_tokens = options.default_max_tokens
+        self._seeds = random.Random(options.seed)
 
     def prepare(
         self,
@@ -94,6 +93,7 @@ class Preparer:
         max_tokens = resolve_max_tokens(
             ids,
             params.max_tokens,
+            default=self._default_max_tokens and max(self._default_max_tokens, params.min_tokens),
             embeds=pooling is not None,
             vocab_size=self.runner.vocab_size,
             max_model_len=self.runner.max_model_len,

@@ -105,12 +105,14 @@ def resolve_max_tokens(
     vocab_size: int,
     max_model_len: int,
     capacity: int,
+    default: int | None = None,
     embeds: bool = False,
 ) -> int:
     """The most tokens that may follow the prompt; 0 where it is only embedded.
 
     vocab_size: of the model, for the prompt's ids. max_model_len: tokens of prompt and output.
-    capacity: tokens that the blocks of one replica hold. Raises RequestError, which names the
+    capacity: tokens that the blocks of one replica hold. default: where max_tokens is None, as far
+    as there is room; None takes all of it. Raises RequestError, which names the
     numbers and the fix, where the prompt or the whole can never be served.
     """
     length = len(prompt_ids)
@@ -140,7 +142,7 @@ def resolve_max_tokens(
     if embeds:
         return 0
     if max_tokens is None:
-        return limit - length
+        return limit - length if default is None else min(default, limit - length)
     if length + max_tokens > limit:
         raise RequestError(
             f"{reason}, and the request asks for {length + max_tokens} ({length} of the prompt, "

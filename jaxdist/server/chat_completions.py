@@ -38,7 +38,8 @@ class ChatJob:
         """Check all of it. APIError where something is wrong."""
         request, job, model = self._request, self._job, self._model
         job.service.options.limits.check(request)
-        params = sampling.of_chat(request, self._use.structure(), model.chat.stops)
+        structure = self._use.structure()
+        params = sampling.of_chat(request, structure, model.chat.stops, model.defaults)
         if self._use.kind == "auto" and model.chat.is_special(BEGIN):
             params = sampling.showing_special_tokens(params)
         ids = await model.chat.prompt(

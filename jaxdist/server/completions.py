@@ -28,7 +28,7 @@ class CompletionJob:
         request, job = self._request, self._job
         prompts = split(request.prompt)
         job.service.options.limits.check(request, len(prompts))
-        params = sampling.of_completion(request)
+        params = sampling.of_completion(request, self._model.defaults)
         special = request.add_special_tokens is not False
         encoded = await encode(self._model, prompts, "prompt", add_special_tokens=special)
         await job.prepare(

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxdist.config import MeshShape, UsageError, limits
 from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.generation_config import CHOICES
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.server.limits import Limits
 from jaxdist.server.service import ServerOptions
@@ -52,6 +53,12 @@ class Options:
         "fcfs", "Who is served first: fcfs, or lpm for the longest cached prefix."
     )
     speculative_tokens: int = _option(0, "Most tokens guessed at a time from repeated text.")
+    generation_config: str = _option(
+        "auto", "auto samples as the model's generation_config.json says; none leaves it out."
+    )
+    default_max_tokens: int | None = _option(
+        None, "Of an answer to a chat that names no max_tokens; by default the context's end."
+    )
     seed: int | None = _option(None, "Makes the answers to requests without a seed reproducible.")
     max_queued: int = _option(512, "Sequences that may wait; above it requests are refused (429).")
     max_concurrent: int = _option(1024, "Requests that may be open at a time.")
@@ -64,6 +71,7 @@ class Options:
     def __post_init__(self):
         limits.whole("port", self.port, 0, 65535)
         limits.number("grace", self.grace, 0)
+        limits.choice("generation-config", self.generation_config, CHOICES)
         if "" in (*self.api_key, *self.served_model_name):
             raise UsageError("--api-key and --served-model-name must not be empty")
 
@@ -88,6 +96,7 @@ class Options:
             policy=self.policy,
             enable_prefix_caching=not self.no_prefix_caching,
             num_speculative_tokens=self.speculative_tokens,
+            default_max_tokens=self.default_max_tokens,
             seed=self.seed,
         )
 

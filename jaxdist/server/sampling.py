@@ -1,6 +1,9 @@
-"""From a request's fields to the engine's sampling parameters."""
+"""From a request's fields to the engine's sampling parameters.
 
-from collections.abc import Sequence
+defaults: Of parameters that a request does not set, where the model has its own.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +20,9 @@ _SAME = (
 ).split()
 
 
-def of_completion(request: CompletionRequest) -> SamplingParams:
+def of_completion(
+    request: CompletionRequest, defaults: Mapping[str, Any] | None = None
+) -> SamplingParams:
     """The parameters of /v1/completions.
 
     With echo the prompt's log-probabilities are asked for too, and max_tokens=0 only scores it:
@@ -27,7 +32,7 @@ def of_completion(request: CompletionRequest) -> SamplingParams:
         raise APIError("suffix is not supported: the models here only continue", param="suffix")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise APIError("best_of is not supported; ask for n and choose", param="best_of")
-    fields = _common(request)
+    fields = _common(request, defaults)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and request.echo:
         max_tokens = 1
@@ -37,13 +42,16 @@ def of_completion(request: CompletionRequest) -> SamplingParams:
 
 
 def of_chat(
-    request: ChatRequest, structured: StructuredOutput | None = None, stops: Sequence[str] = ()
+    request: ChatRequest,
+    structured: StructuredOutput | None = None,
+    stops: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
     """The parameters of /v1/chat/completions.
 
     structured: What the tools ask for. stops: Texts that end an answer besides the request's own.
     """
-    fields = _common(request)
+    fields = _common(request, defaults)
     fields["stop"] = (*fields.get("stop", ()), *stops)
     if structured is not None:
         if fields.get("structured") is not None:
@@ -73,9 +81,10 @@ def _build(fields: dict[str, Any], max_tokens: int | None, logprobs: int | None)
         raise refused(str(error)) from None
 
 
-def _common(request: Generation) -> dict[str, Any]:
-    fields = {name: getattr(request, name) for name in _SAME}
-    fields = {name: value for name, value in fields.items() if value is not None}
+def _common(request: Generation, defaults: Mapping[str, Any] | None) -> dict[str, Any]:
+    given = {name: getattr(request, name) for name in _SAME}
+    fields = dict(defaults or {})
+    fields |= {name: value for name, value in given.items() if value is not None}
     if request.stop is not None:
         stops = [request.stop] if isinstance(request.stop, str) else request.stop
         if "" in stops:

@@ -1,8 +1,9 @@
 """What is served: an engine with its tokenizer and chat template, and its state."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.async_engine import AsyncEngine
@@ -37,12 +38,13 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model that answers."""
+    """A model that answers; `defaults` are SamplingParams of requests that do not set them."""
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     chat: Chat
     text_of: TokenText
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -243,6 +243,16 @@ def test_what_no_pool_holds_is_refused_and_the_rest_ends_at_its_size(engine_of):
     assert len(finish(engine)["r"].outputs[0].token_ids) == 6
 
 
+def test_an_answer_without_a_most_ends_where_the_engine_says_or_the_context_ends(engine_of):
+    engine = engine_of({"default_max_tokens": 20})
+    for length, min_tokens, count in ((10, 0, 20), (10, 30, 30), (250, 0, 6)):
+        params = SamplingParams(max_tokens=None, min_tokens=min_tokens)
+        engine.add_request("r", [1] * length, params)
+        assert len(finish(engine)["r"].outputs[0].token_ids) == count
+    engine.add_request("r", [1], SamplingParams(max_tokens=40))
+    assert len(finish(engine)["r"].outputs[0].token_ids) == 40
+
+
 def test_an_id_in_use_is_refused(engine_of):
     engine = engine_of()
     engine.add_request("r", "a")
@@ -250,7 +260,9 @@ def test_an_id_in_use_is_refused(engine_of):
         engine.add_request("r", "a")
 
 
-@pytest.mark.parametrize("fields", [{"policy": "sjf"}, {"num_speculative_tokens": -1}])
+@pytest.mark.parametrize(
+    "fields", [{"policy": "sjf"}, {"num_speculative_tokens": -1}, {"default_max_tokens": 0}]
+)
 def test_options_that_make_no_sense_are_refused(fields):
     with pytest.raises(UsageError, match=next(iter(fields))):
         EngineOptions(**fields)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,6 +45,20 @@ def test_a_stream_is_the_whole_answer_in_pieces(server, n):
         assert reasons == [choice["finish_reason"]]
         logged = [e for p in mine if p["logprobs"] for e in p["logprobs"]["content"]]
         assert logged == choice["logprobs"]["content"]
+
+
+def test_the_models_own_sampling_holds_where_a_request_says_nothing(server, monkeypatch):
+    model = server.service.model
+    monkeypatch.setattr(server.service, "model", replace(model, defaults={"temperature": 0.0}))
+
+    def texts(path, body):
+        return [server.post(path, body | {"seed": seed}).json()["choices"][0] for seed in (1, 2)]
+
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hi"})):
+        one, other = texts(path, body)
+        assert one == other
+        one, other = texts(path, body | {"temperature": 1})
+        assert one != other
 
 
 def test_usage_counts_a_prompt_once(server):

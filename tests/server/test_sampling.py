@@ -23,6 +23,14 @@ def test_defaults_are_openais():
     assert chat() == SamplingParams(max_tokens=None)
 
 
+def test_the_models_own_defaults_give_way_to_the_request():
+    defaults = {"temperature": 0.6, "top_p": 0.9}
+    told = sampling.of_completion(CompletionRequest(prompt="a", temperature=0.0, top_k=3), defaults)
+    assert told == SamplingParams(temperature=0.0, top_p=0.9, top_k=3)
+    told = sampling.of_chat(ChatRequest.model_validate(CHAT), defaults=defaults)
+    assert told == SamplingParams(temperature=0.6, top_p=0.9, max_tokens=None)
+
+
 def test_every_field_arrives():
     fields = {
         "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "typical_p": 0.8,
