@@ -1,5 +1,6 @@
 """One dp replica's share of what requests need: blocks, their cache, and slots."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jaxdist.inference.block_pool import BlockPool, blocks_for
@@ -23,18 +24,22 @@ class Replica:
         """Slots that are taken."""
         return len(self.slots) - len(self._free_slots)
 
-    def can_admit(self, request: Request, way: Sequence[Node]) -> bool:
+    def can_admit(
+        self, request: Request, way: Sequence[Node], without: Sequence[Request] = ()
+    ) -> bool:
         """Whether a slot and blocks for all known tokens are there, `way` being cached.
 
         Each running request is left one block to grow by, so that who enters is not at once sent
-        away again.
+        away again. without: Running requests, taken as released.
         """
-        if not self._free_slots:
+        if not self._free_slots and not without:
             return False
-        spare = self.num_running
-        idle = sum(not self.pool.num_holders(node.block) for node in way)
+        let_go = Counter(block for other in without for block in other.block_table)
+        freed = sum(self.pool.num_holders(block) == count for block, count in let_go.items())
+        idle = sum(self.pool.num_holders(node.block) == let_go[node.block] for node in way)
+        spare = self.num_running - len(without)
         lacking = blocks_for(len(request.tokens), self.block_size) - len(way)
-        return self.pool.can_allocate(lacking + idle + spare)
+        return self.pool.can_allocate(lacking + idle + spare - freed)
 
     def admit(self, request: Request, way: Sequence[Node]) -> None:
         """Give `request` a slot and its blocks; the tokens of `way` count as computed."""

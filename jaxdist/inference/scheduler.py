@@ -4,9 +4,10 @@ There is no prompt phase and no decode phase: each running request's `num_comput
 up with the tokens it has, under a budget of tokens a step. Steps are made before the results of
 the step in flight are known: what that one samples is PENDING in the next.
 
-Every request ends in bounded steps. Requests are served by (priority, arrival); where blocks lack,
-the last running one gives up its own and is computed again later, never an earlier one, so the
-first always goes on, and it fits the pool alone, which is checked at the door.
+Every request ends in bounded steps while no more urgent ones come. Requests are served by
+(priority, arrival); where blocks lack, the last running one gives up its own and is computed again
+later, never an earlier one, so the first always goes on, and it fits the pool alone, which is
+checked at the door. For one that waits only those of less priority make way, never its equals.
 """
 
 from bisect import insort
@@ -74,6 +75,12 @@ class Scheduler:
         All of it counts as launched.
         """
         step, budgets = Step(), [self._budget] * len(self.replicas)
+        self._dead_ends.clear()  # those of a try that was given up
+        victims = self._in_the_way()
+        if victims and self._num_in_flight:
+            return None
+        for victim in victims:
+            self._preempt(victim, step)
         for request in list(self.running):
             lacking = self._num_lacking(request)
             if lacking <= 0 or not (budget := budgets[request.replica]):
@@ -246,6 +253,31 @@ class Scheduler:
                 if best_key is None or key < best_key:
                     best, best_key = (replica, way), key
         return best
+
+    def _in_the_way(self) -> Sequence[Request]:
+        """Running requests of less priority than the first that waits, as few as give it room.
+
+        None where it has room, or where they would make way in vain.
+        """
+        if not self.waiting or not self.running:
+            return ()
+        first = next((r for r in self.waiting if not (r.leader and not r.leader.has_prompt)), None)
+        if first is None or self.running[-1].order[0] <= first.order[0]:
+            return ()
+        found: list[Sequence[Request]] = []
+        for replica in self.replicas:
+            way = self._way(replica, first)
+            lesser = [
+                r
+                for r in reversed(self.running)
+                if r.replica == replica.index and r.order[0] > first.order[0]
+            ]
+            if replica.can_admit(first, way, lesser):
+                count = next(
+                    n for n in range(len(lesser) + 1) if replica.can_admit(first, way, lesser[:n])
+                )
+                found.append(lesser[:count])
+        return min(found, key=len, default=())
 
     def _open(self, budgets: Sequence[int]) -> Iterator[Replica]:
         """Replicas that may take another request in this step."""

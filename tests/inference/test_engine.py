@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -15,6 +15,7 @@ from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.preparation import child_seed
+from jaxdist.inference.request import Status
 from jaxdist.inference.sampling_params import SamplingParams
 from tests.inference.fake_runner import FakeRunner, expected
 
@@ -392,6 +393,115 @@ def test_priorities_come_first(engine_of):
     for name, priority in (("a", 5), ("b", 5), ("c", 0)):
         engine.add_request(name, "abc", SamplingParams(seed=1, max_tokens=4), priority=priority)
     assert list(finish(engine)) == ["c", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "running"),
+    [({"max_num_seqs": 2}, {"equal": 1, "less": 2}), ({"num_blocks": 17}, {"less" * 10: 2})],
+)
+def test_who_is_more_urgent_sends_others_away_but_not_its_equals(engine_of, lacking, running):
+    engine = engine_of({"enable_prefix_caching": False}, **lacking)
+    params = SamplingParams(seed=1, max_tokens=20)
+    for text, priority in running.items():
+        engine.add_request(text, text, params, priority=priority, stream=False)
+    for _ in range(5):
+        engine.step()
+        engine.check_integrity()
+    for text in ("urgent" * 4, "later" * 4):
+        engine.add_request(text, text, params, priority=1, stream=False)
+    last = finish(engine)
+    *first, less = running
+    assert list(last) == [*first, "urgent" * 4, "later" * 4, less]
+    assert last[less].metrics.num_preemptions == 1
+    assert all(last[name].metrics.num_preemptions == 0 for name in (*first, "urgent" * 4))
+    for output in last.values():
+        want = expected(output.prompt_token_ids, params, 20, [*b"abcdefgh "])
+        assert list(output.outputs[0].token_ids) == want
+
+
+def test_nobody_makes_way_in_vain(engine_of):
+    engine = engine_of({"enable_prefix_caching": False}, num_blocks=17)
+    params = SamplingParams(seed=1, max_tokens=6)
+    engine.add_request("most", [1] * 48, params, priority=0)
+    engine.add_request("less", [2] * 2, params, priority=2)
+    engine.step()
+    engine.add_request("large", [3] * 30, params, priority=1)  # has no room beside the first
+    last = finish(engine)
+    assert all(output.metrics.num_preemptions == 0 for output in last.values())
+
+
+def may_enter(engine) -> Any:
+    """The first that waits, where it has room once all of less priority are gone."""
+    scheduler = engine.scheduler
+    for request in scheduler.waiting[:1]:
+        for replica in scheduler.replicas:
+            lesser = [
+                r
+                for r in scheduler.running
+                if r.replica == replica.index and r.order[0] > request.order[0]
+            ]
+            way = replica.cache.match(request.salt, request.tokens)
+            if replica.can_admit(request, way, lesser):
+                return request
+    return None
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(
+            st.integers(0, 2),  # priority
+            st.text("ab", min_size=1, max_size=20),
+            st.integers(1, 16),  # tokens to write
+            st.integers(0, 4),  # steps after it
+        ),
+        min_size=2,
+        max_size=14,
+    ),
+    num_blocks=st.sampled_from([12, 16, 24]),
+    slots=st.integers(1, 3),
+    replicas=st.sampled_from([1, 2]),
+    ahead=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_whoever_is_first_in_priority_runs_if_room_can_be_made(
+    arrivals, num_blocks, slots, replicas, ahead
+):
+    runner = FakeRunner(
+        num_blocks=num_blocks,
+        num_replicas=replicas,
+        max_num_seqs=slots * replicas,
+        max_model_len=36,
+        words=WORDS,
+    )
+    options = EngineOptions(max_num_batched_tokens=10_000, run_ahead=ahead, seed=0)
+    engine = Engine(runner, BytesTokenizer(), options, eos_ids=())
+    last: dict[str, Any] = {}
+    began: dict[int, list[int]] = {0: [], 1: [], 2: []}  # arrivals, by priority
+
+    def step():
+        request = may_enter(engine)
+        last.update((output.request_id, output) for output in engine.step())
+        engine.check_integrity()
+        assert request is None or request.status is not Status.WAITING
+        live = [*engine.scheduler.running, *engine.scheduler.waiting]
+        for priority, arrival in sorted(r.order for r in live if r.num_cached_tokens >= 0):
+            if arrival not in began[priority]:
+                began[priority].append(arrival)
+
+    for i, (priority, text, count, steps) in enumerate(arrivals):
+        params = SamplingParams(seed=i, max_tokens=count)
+        engine.add_request(str(i), text, params, priority=priority)
+        for _ in range(steps):
+            step()
+    for _ in range(2000):
+        if not engine.has_unfinished_requests():
+            break
+        step()
+    for order in began.values():
+        assert order == sorted(order), "an equal that came later began before"
+    for i, (_, text, count, _) in enumerate(arrivals):
+        tokens = list(last[str(i)].outputs[0].token_ids)
+        assert tokens == expected(list(text.encode()), SamplingParams(seed=i), count, WORDS)
 
 
 def test_longest_prefix_first_serves_what_is_cached(engine_of):
