@@ -15,11 +15,12 @@ import numpy as np
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.interop import gguf_rope
-from jaxdist.interop.gguf_architectures import Place, places, tensor_shapes
+from jaxdist.interop.gguf_architectures import Architecture
 from jaxdist.interop.gguf_config import architecture_of, read_config
 from jaxdist.interop.gguf_fields import Fields
 from jaxdist.interop.gguf_header import GGUFHeader, read_header
-from jaxdist.interop.leaves import STACK
+from jaxdist.interop.gguf_places import HeadsApart, Place, places, tensor_shapes
+from jaxdist.interop.leaves import layers_of
 from jaxdist.quantization.gguf_blocks import LAYOUTS, PackedWeight, pack
 from jaxdist.quantization.gguf_dequantize import dequantize
 
@@ -46,6 +47,11 @@ class GGUFFile:
         """The model's shape. UsageError where the file's model is none of ours."""
         return read_config(self.header)
 
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Its entry in our table."""
+        return architecture_of(self.header)
+
     @property
     def chat_template(self) -> str | None:
         """The Jinja template of chats, which is untrusted text; None where there is none."""
@@ -62,41 +68,48 @@ class GGUFFile:
         return tuple(self._places)
 
     def load(self, name: str, layer: int | None = None) -> np.ndarray:
-        """A weight in fp32, [in, out], [V, D] or [size]."""
-        place, tensor = self._place(name, layer)
-        info, raw = self.header.tensors[tensor], self.header.raw(tensor)
+        """A weight in fp32: [in, out], of experts [E, in, out], of tables [V, D], or [size]."""
+        place = self._places[name]
+        if isinstance(place, HeadsApart):
+            assert layer is not None
+            return place.ours(*map(self._dequantized, place.tensors_of(layer)))
+        tensor = place.tensor_of(layer)
+        raw = self.header.raw(tensor)
         if raw.ndim == 1:  # a vector's values are its rows
-            values = dequantize(raw, info.type, tensor)
-            return _plain_rows(values[place.start : place.stop], place)
-        rows = _plain_rows(raw[place.start : place.stop], place)
-        values = dequantize(rows, info.type, tensor)
-        return values.T if place.transposed else values
+            return place.ours(place.stored_rows(self._dequantized(tensor)))
+        rows = place.stored_rows(raw)
+        return place.ours(dequantize(rows, self.header.tensors[tensor].type, tensor))
 
     def packed_type(self, name: str, layer: int | None = None) -> str | None:
         """The block type in which the weight can be kept packed, or None."""
-        type_name = self.header.tensors[self._place(name, layer)[1]].type.name
+        place = self._places[name]
+        if isinstance(place, HeadsApart):  # blocks of keys do not run along our inputs
+            return None
+        type_name = self.header.tensors[place.tensor_of(layer)].type.name
         return type_name if type_name in LAYOUTS else None
 
     def load_packed(self, name: str, layer: int | None = None) -> PackedWeight:
         """A weight as its stored integers, of a type that `packed_type` gives."""
-        place, tensor = self._place(name, layer)
-        rows = _plain_rows(self.header.raw(tensor)[place.start : place.stop], place)
+        place = self._places[name]
+        assert isinstance(place, Place)
+        tensor = place.tensor_of(layer)
+        rows = place.stored_rows(self.header.raw(tensor))
         return pack(rows, self.header.tensors[tensor].type.name)
 
     def weights(self) -> Iterator[tuple[str, int | None, np.ndarray]]:
         """(name, layer or None, fp32 array) of every weight, a whole stack after the other."""
         for name in self.tensor_names:
-            if name.startswith(STACK):
-                for layer in range(self.config.num_hidden_layers):
-                    yield name, layer, self.load(name, layer)
-            else:
-                yield name, None, self.load(name)
+            for layer in layers_of(name, self.config):
+                yield name, layer, self.load(name, layer)
+
+    def _dequantized(self, tensor: str) -> np.ndarray:
+        return dequantize(self.header.raw(tensor), self.header.tensors[tensor].type, tensor)
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, Place | HeadsApart]:
         """Where our weights lie, once the file is known to hold them all and nothing else."""
-        architecture = architecture_of(self.header)
-        expected, present = tensor_shapes(architecture, self.config), self.header.tensors
+        expected = tensor_shapes(self.architecture, self.config)
+        present = self.header.tensors
         missing = [name for name in expected if name not in present]
         extra = [
             name
@@ -108,7 +121,7 @@ class GGUFFile:
                 more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
                 raise UsageError(
                     f"{self.header.path}: tensor {names[0]!r}{more}: {kind} of architecture "
-                    f"{architecture}"
+                    f"{self.architecture.name}"
                 )
         for name, shape in expected.items():
             if present[name].shape != shape:
@@ -116,16 +129,4 @@ class GGUFFile:
                     f"{self.header.path}: tensor {name!r} has shape {present[name].shape}, but "
                     f"the metadata ask for {shape}"
                 )
-        return places(architecture, self.config)
-
-    def _place(self, name: str, layer: int | None) -> tuple[Place, str]:
-        place = self._places[name]
-        return place, place.tensor.format(layer=layer)
-
-
-def _plain_rows(rows: np.ndarray, place: Place) -> np.ndarray:
-    """Rows [out, ...] with each head's halves after one another, as our RoPE turns them."""
-    if not place.interleaved_heads:
-        return rows
-    heads = rows.reshape(place.interleaved_heads, -1, 2, *rows.shape[1:])
-    return heads.swapaxes(1, 2).reshape(rows.shape)
+        return places(self.architecture, self.config)

@@ -45,6 +45,13 @@ class Fields:
             self.fail(key, f"{brief(value)} is not a number")
         return shortest(value)
 
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """A truth value."""
+        value = self._value(key, default)
+        if value is not default and not isinstance(value, bool):
+            self.fail(key, f"{brief(value)} is not true or false")
+        return value
+
     def text(self, key: str, default: Any = REQUIRED) -> str:
         """A string."""
         value = self._value(key, default)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxdist.interop.gguf import GGUFFile
-from jaxdist.interop.leaves import STACK
+from jaxdist.interop.leaves import layers_of, stack_of
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.models.layers import PerLayer
@@ -42,13 +42,13 @@ def load_packed_parameters(file: GGUFFile, like: Transformer) -> Transformer:
 
 
 def _can_be_packed(file: GGUFFile, name: str, param: nnx.Param) -> bool:
-    if not name.startswith(STACK) or len(param.shape) != 3:
+    if stack_of(name) is None or len(param.shape) != 3:
         return False
     return any(_types(file, name))
 
 
 def _types(file: GGUFFile, name: str) -> list[str | None]:
-    return [file.packed_type(name, layer) for layer in range(file.config.num_hidden_layers)]
+    return [file.packed_type(name, layer) for layer in layers_of(name, file.config)]
 
 
 def _packed_stack(file: GGUFFile, name: str) -> PackedWeight | PerLayer:

@@ -24,9 +24,12 @@ TENSORS = (LLAMA3, LONG, SHORT)
 TOLERANCE = 1e-4  # relative; the tensor's factors were computed in fp32
 
 
-def read_rope_scaling(fields: Fields, head_dim: int, theta: float) -> dict[str, Any] | None:
-    """Hugging Face's dict, or None. Raises UsageError for what it cannot express."""
-    tensors = fields.header.tensors
+def read_rope_scaling(fields: Fields, config: ModelConfig) -> dict[str, Any] | None:
+    """Hugging Face's dict, or None. Raises UsageError for what it cannot express.
+
+    `config` is the file's model without it.
+    """
+    tensors, head_dim, theta = fields.header.tensors, config.rotary_dim, config.rope_theta
     if LONG in tensors and SHORT in tensors:
         return _optional(
             rope_type="longrope",
@@ -46,7 +49,7 @@ def read_rope_scaling(fields: Fields, head_dim: int, theta: float) -> dict[str, 
             factor = fields.number("rope.scaling.factor", legacy)
             return None if factor == 1 else {"rope_type": "linear", "factor": factor}
         case "yarn":
-            return _read_yarn(fields)
+            return _read_latent_yarn(fields) if config.kv_lora_rank else _read_yarn(fields)
         case _:
             fields.fail("rope.scaling.type", f"{kind!r} is not one of none, linear, yarn")
 
@@ -60,13 +63,14 @@ def rope_scaling_entries(config: ModelConfig) -> tuple[dict[str, Any], dict[str,
     if kind == "linear":
         return {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}, {}
     if kind == "yarn" and scaling.get("truncate", True):
-        return _yarn_keys(config, scaling), {}
+        latent = bool(config.kv_lora_rank)
+        return (_latent_yarn_keys if latent else _yarn_keys)(config, scaling), {}
     if kind == "llama3":
         numbers = {k: v for k, v in scaling.items() if k != "rope_type"}
-        factors = llama3_factors(_frequencies(config.head_dim, config.rope_theta), **numbers)
+        factors = llama3_factors(_frequencies(config.rotary_dim, config.rope_theta), **numbers)
         return {}, {LLAMA3: factors.astype(np.float32)}
     if kind == "longrope":
-        keys = {"rope.scaling.attn_factor": _attention_factor(config)}
+        keys = {"rope.scaling.type": kind, "rope.scaling.attn_factor": _attention_factor(config)}
         original = scaling.get("original_max_position_embeddings")
         keys["rope.scaling.original_context_length"] = original or config.max_position_embeddings
         return keys, {
@@ -139,33 +143,65 @@ def _context(length: float) -> int:
 
 
 def _read_yarn(fields: Fields) -> dict[str, Any]:
-    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
-        if fields.number(key, 1.0) not in (1.0, -1.0):  # -1 asks for the default, which is 1
-            fields.fail(key, "is not 1, which no model here can express")
+    _check_yarn(fields)
     if fields.number("rope.scaling.yarn_log_multiplier", 0.0) != 0:
         fields.fail("rope.scaling.yarn_log_multiplier", "is not 0: no model here can express it")
     factor = fields.number("rope.scaling.factor")
     own = fields.number("rope.scaling.attn_factor", 1.0)
-    return _optional(
-        rope_type="yarn",
-        factor=factor,
-        original_max_position_embeddings=_original_length(fields),
-        attention_factor=None if own == 1 else own * _yarn_default(factor),
-        beta_fast=fields.number("rope.scaling.yarn_beta_fast", None),
-        beta_slow=fields.number("rope.scaling.yarn_beta_slow", None),
-    )
+    attention = None if own == 1 else own * _yarn_default(factor)
+    return _optional(attention_factor=attention, **_yarn_fields(fields))
+
+
+def _read_latent_yarn(fields: Fields) -> dict[str, Any]:
+    """DeepSeek's: cosine and sine are not scaled, but the attention scores are."""
+    _check_yarn(fields)
+    if fields.number("rope.scaling.attn_factor", 1.0) != 1:
+        fields.fail("rope.scaling.attn_factor", "is not 1, which no model here can express")
+    weight = float(f"{10 * fields.number('rope.scaling.yarn_log_multiplier'):.6g}")
+    return _optional(mscale=weight, mscale_all_dim=weight, **_yarn_fields(fields))
+
+
+def _check_yarn(fields: Fields) -> None:
+    for key in ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"):
+        if fields.number(key, 1.0) not in (1.0, -1.0):  # -1 asks for the default, which is 1
+            fields.fail(key, "is not 1, which no model here can express")
+
+
+def _yarn_fields(fields: Fields) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "factor": fields.number("rope.scaling.factor"),
+        "original_max_position_embeddings": _original_length(fields),
+        "beta_fast": fields.number("rope.scaling.yarn_beta_fast", None),
+        "beta_slow": fields.number("rope.scaling.yarn_beta_slow", None),
+    }
 
 
 def _yarn_keys(config: ModelConfig, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    # llama.cpp multiplies its own default by this.
+    own = _attention_factor(config) / _yarn_default(scaling["factor"])
+    return {"rope.scaling.attn_factor": own, **_common_yarn_keys(config, scaling)}
+
+
+def _latent_yarn_keys(config: ModelConfig, scaling: Mapping[str, Any]) -> dict[str, Any]:
+    weight = scaling.get("mscale_all_dim")
+    if not weight or not math.isclose(_attention_factor(config), 1, rel_tol=TOLERANCE):
+        raise UsageError(
+            f"model.rope_scaling={dict(scaling)} has no form in GGUF with latent attention unless "
+            "mscale equals mscale_all_dim; keep the model in a Hugging Face folder"
+        )
+    # A tenth of it, though it is multiplied by the tenth once more: so the first files were.
+    log = {"rope.scaling.yarn_log_multiplier": 0.1 * weight}
+    return {**log, **_common_yarn_keys(config, scaling)}
+
+
+def _common_yarn_keys(config: ModelConfig, scaling: Mapping[str, Any]) -> dict[str, Any]:
     original = scaling.get("original_max_position_embeddings") or config.max_position_embeddings
     return _optional(
         **{
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": scaling["factor"],
             "rope.scaling.original_context_length": original,
-            # llama.cpp multiplies its own default by this.
-            "rope.scaling.attn_factor": _attention_factor(config)
-            / _yarn_default(scaling["factor"]),
             "rope.scaling.yarn_beta_fast": scaling.get("beta_fast"),
             "rope.scaling.yarn_beta_slow": scaling.get("beta_slow"),
         }

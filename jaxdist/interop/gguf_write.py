@@ -11,16 +11,12 @@ import numpy as np
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.interop import gguf_rope
-from jaxdist.interop.gguf_architectures import (
-    ARCHITECTURES,
-    Place,
-    architecture_for,
-    places,
-    tensor_shapes,
-)
+from jaxdist.interop.gguf_architectures import ARCHITECTURES, Architecture
 from jaxdist.interop.gguf_config import config_entries
+from jaxdist.interop.gguf_fit import architecture_for, differing
 from jaxdist.interop.gguf_header import DEFAULT_ALIGNMENT
-from jaxdist.interop.leaves import STACK, TABLES
+from jaxdist.interop.gguf_places import HeadsApart, places, tensor_shapes
+from jaxdist.interop.leaves import TABLES, leaf_shapes
 from jaxdist.quantization.gguf_quantize import quantize
 from jaxdist.quantization.gguf_types import BY_NAME, BlockType
 
@@ -29,6 +25,7 @@ TYPES = {"f32": ("F32", 0), "f16": ("F16", 1), "bf16": ("BF16", 32)}
 TYPES |= {"q8_0": ("Q8_0", 7), "q4_0": ("Q4_0", 2)}
 TOKENS, TOKEN_TYPES, SCORES = (f"tokenizer.ggml.{k}" for k in ("tokens", "token_type", "scores"))
 UNUSED = 5  # of tokenizer.ggml.token_type
+EXACT = (".ffn_gate_inp.", "position_embd.")  # of all types: routers and positions stay F32
 
 Weight = tuple[str, int | None, Any]  # our name, layer or None, array of ours
 
@@ -41,6 +38,7 @@ def write_gguf(
     gguf_type: str = "f16",
     tokenizer: Mapping[str, Any] | None = None,
     architecture: str | None = None,
+    preferred: str | None = None,
     name: str | None = None,
 ) -> None:
     """Write a model; what was at `path` is replaced once the new file is whole.
@@ -53,7 +51,8 @@ def write_gguf(
         gguf_type: One of `TYPES`. Vectors stay F32; rows that are no whole number of blocks
             become F16, as in llama.cpp.
         tokenizer: Metadata `tokenizer.*` by key, as `data.gguf_vocabulary` makes them.
-        architecture: A name of `ARCHITECTURES`; by default the one that fits the config.
+        architecture: A name of `ARCHITECTURES`; by default one that fits the config.
+        preferred: The name to take by default if it fits, such as Hugging Face's model_type.
         name: The model's name.
 
     Raises:
@@ -63,27 +62,26 @@ def write_gguf(
     if gguf_type not in TYPES:
         hint = did_you_mean(gguf_type, TYPES)
         raise UsageError(f"GGUF type {gguf_type!r} is not one of {', '.join(TYPES)}{hint}")
-    architecture = architecture or architecture_for(config)
-    _check_implied(architecture, config)
+    kind = _named(architecture, config) if architecture else architecture_for(config, preferred)
     factors = gguf_rope.rope_scaling_entries(config)[1]
-    shapes = tensor_shapes(architecture, config) | {k: v.shape for k, v in factors.items()}
+    shapes = tensor_shapes(kind, config) | {k: v.shape for k, v in factors.items()}
     slots = _slots(shapes, BY_NAME[TYPES[gguf_type][0]])
     entries = {
         "general.type": "model",
         "general.name": name or path.stem,
         "general.file_type": TYPES[gguf_type][1],
         "general.quantization_version": 2,
-        **config_entries(architecture, config),
+        **config_entries(kind, config),
         **_vocabulary(tokenizer, config.vocab_size),
     }
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        start = _write_head(unfinished, architecture, entries, shapes, slots)
+        start = _write_head(unfinished, kind.name, entries, shapes, slots)
         with open(unfinished, "r+b") as file:
             file.truncate(start + max(end for _, end, _ in slots.values()))
             for tensor, values in factors.items():
                 _write_tensor(file, start, tensor, values, slots)
-            _write_weights(file, start, architecture, config, weights, slots)
+            _write_weights(file, start, kind, config, weights, slots)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
@@ -95,17 +93,15 @@ def write_gguf(
 Slots = dict[str, tuple[int, int, BlockType]]  # tensor -> first and last byte of the data, type
 
 
-def _check_implied(architecture: str, config: ModelConfig) -> None:
-    if architecture not in ARCHITECTURES:
+def _named(name: str, config: ModelConfig) -> Architecture:
+    """The architecture of that name; UsageError where it cannot express the config."""
+    if name not in ARCHITECTURES:
+        raise UsageError(f"GGUF architecture {name!r} is not one of {', '.join(ARCHITECTURES)}")
+    for key in differing(ARCHITECTURES[name], config):
         raise UsageError(
-            f"GGUF architecture {architecture!r} is not one of {', '.join(ARCHITECTURES)}"
+            f"model.{key}={getattr(config, key)} cannot be written as the GGUF architecture {name}"
         )
-    for key, value in ARCHITECTURES[architecture].implies.items():
-        if getattr(config, key) != value:
-            raise UsageError(
-                f"model.{key}={getattr(config, key)} cannot be written as the GGUF architecture "
-                f"{architecture}, whose models have {key}={value}"
-            )
+    return ARCHITECTURES[name]
 
 
 def _slots(shapes: Mapping[str, tuple[int, ...]], wanted: BlockType) -> Slots:
@@ -113,7 +109,7 @@ def _slots(shapes: Mapping[str, tuple[int, ...]], wanted: BlockType) -> Slots:
     start = 0
     for tensor, shape in shapes.items():
         block_type = wanted
-        if len(shape) == 1:
+        if len(shape) == 1 or any(part in tensor for part in EXACT):
             block_type = BY_NAME["F32"]
         elif shape[-1] % wanted.block_size:
             block_type = BY_NAME["F16"]
@@ -186,17 +182,13 @@ def _vocabulary(tokenizer: Mapping[str, Any] | None, vocab_size: int) -> dict[st
 def _write_weights(
     file: BinaryIO,
     start: int,
-    architecture: str,
+    architecture: Architecture,
     config: ModelConfig,
     weights: Iterable[Weight],
     slots: Slots,
 ) -> None:
-    where, shapes = places(architecture, config), tensor_shapes(architecture, config)
-    wanted = {
-        (name, layer)
-        for name in where
-        for layer in (range(config.num_hidden_layers) if name.startswith(STACK) else (None,))
-    }
+    where, shapes = places(architecture, config), leaf_shapes(config)
+    wanted = {(name, layer) for name, place in where.items() for layer in place.layers}
     waiting: dict[str, dict[int, np.ndarray]] = {}  # parts of joined tensors
     for name, layer, array in weights:
         label = name if layer is None else f"{name} of layer {layer}"
@@ -204,15 +196,20 @@ def _write_weights(
             raise UsageError(f"the weight {label} is not part of the model, or came twice")
         wanted.remove((name, layer))
         place = where[name]
-        tensor = place.tensor.format(layer=layer)
-        rows = _rows(np.asarray(array, np.float32), name, place, config)
-        expected = (place.stop - place.start, *shapes[tensor][1:])
-        if rows.shape != expected:
-            raise UsageError(
-                f"the weight {label} has shape {rows.shape} by outputs, not {expected}"
-            )
+        array = np.asarray(array, np.float32)
+        if name in TABLES and len(array) == config.padded_vocab_size:
+            array = array[: config.vocab_size]
+        expected = shapes[name] if layer is None else shapes[name][1:]
+        if array.shape != expected:
+            raise UsageError(f"the weight {label} has shape {array.shape}, not {expected}")
+        if isinstance(place, HeadsApart):
+            assert layer is not None
+            for tensor, rows in zip(place.tensors_of(layer), place.theirs(array), strict=True):
+                _write_tensor(file, start, tensor, rows, slots)
+            continue
+        tensor = place.tensor_of(layer)
         parts = waiting.setdefault(tensor, {})
-        parts[place.start] = _interleaved(rows, place)
+        parts[place.start] = place.theirs(array)
         if len(parts) == place.joined:
             joined = np.concatenate([parts[first] for first in sorted(parts)])
             _write_tensor(file, start, tensor, joined, slots)
@@ -221,21 +218,6 @@ def _write_weights(
         name, layer = min(wanted, key=str)
         label = name if layer is None else f"{name} of layer {layer}"
         raise UsageError(f"{len(wanted)} weights of the model are missing, among them {label}")
-
-
-def _rows(array: np.ndarray, name: str, place: Place, config: ModelConfig) -> np.ndarray:
-    """[out, ...], without the rows that pad a table."""
-    if name in TABLES and len(array) == config.padded_vocab_size:
-        array = array[: config.vocab_size]
-    return array.T if place.transposed else array
-
-
-def _interleaved(rows: np.ndarray, place: Place) -> np.ndarray:
-    """In the order of the file: of each head the rows that RoPE turns together side by side."""
-    if not place.interleaved_heads:
-        return rows
-    heads = rows.reshape(place.interleaved_heads, 2, -1, *rows.shape[1:])
-    return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _write_tensor(file: BinaryIO, start: int, tensor: str, rows: np.ndarray, slots: Slots) -> None:

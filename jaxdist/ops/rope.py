@@ -24,8 +24,8 @@ Rope = tuple[jax.Array, ...]  # cos [B, T, R], sin [B, T, R], fp32; then those o
 def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
     """(cos, sin) [B, T, R] in fp32 of each position's angles, times the attention factor.
 
-    Where layers with a sliding window have a base of their own, their (cos, sin) follow;
-    `layer_rope` takes a layer's.
+    Where layers with a sliding window have a base of their own, their (cos, sin) follow, or are
+    the only ones where all layers have it; `layer_rope` takes a layer's.
 
     `dynamic` and `longrope` depend on the sequence length, here the largest position of each row
     plus one: a row's table is then the same whatever other rows share its batch or device.
@@ -37,7 +37,8 @@ def rope_table(config: ModelConfig, positions_BT: jax.Array) -> Rope:
     if config.rope_local_base_freq is None:
         return rope
     own = replace(config, rope_theta=config.rope_local_base_freq, rope_scaling=None)
-    return (*rope, *rope_table(replace(own, rope_local_base_freq=None), positions_BT))
+    local = rope_table(replace(own, rope_local_base_freq=None), positions_BT)
+    return local if config.sliding_window_pattern is None else (*rope, *local)
 
 
 def layer_rope(rope: Rope, is_local: bool | jax.Array | None) -> Rope:

@@ -1,5 +1,6 @@
 """Converting a model: any source that opens, into a Hugging Face folder or a GGUF file."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,14 @@ def convert(
     if is_gguf:
         stored = gguf_type or GGUF_OF_DTYPE[stored]
         entries = _gguf_tokenizer(model)
-        write_gguf(to, model.config, weights, gguf_type=stored, tokenizer=entries)
+        write_gguf(
+            to,
+            model.config,
+            weights,
+            gguf_type=stored,
+            tokenizer=entries,
+            preferred=_architecture(model),
+        )
         kept = [] if entries is None else ["tokenizer"]
     else:
         companions = model.companions()
@@ -111,6 +119,13 @@ def _size(shape: tuple[int, ...]) -> int:
     for length in shape:
         size *= length
     return size
+
+
+def _architecture(model: ModelSource) -> str | None:
+    """What the model is called where it comes from, by which GGUF may know it too."""
+    if isinstance(model.weights, GGUFFile):
+        return model.weights.architecture.name
+    return json.loads(model.companions().get(CONFIG, b"{}")).get("model_type")
 
 
 def _gguf_tokenizer(model: ModelSource) -> dict[str, Any] | None:

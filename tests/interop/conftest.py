@@ -11,7 +11,7 @@ import pytest
 
 from jaxdist.config import ModelConfig
 from jaxdist.interop.gguf_write import Weight, write_gguf
-from jaxdist.interop.leaves import STACK, leaf_shapes
+from jaxdist.interop.leaves import layers_of, leaf_shapes
 from jaxdist.interop.source import WeightSource, load_parameters
 from jaxdist.models import Transformer
 
@@ -59,6 +59,18 @@ GGUF_SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GEMMA = {
+    "norm": "rmsnorm1p",
+    "norm_order": "sandwich",
+    "mlp": "geglu",
+    "scale_embeddings": True,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 5,
+}
 GGUF_MODELS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "llama, biases, wide heads": {
@@ -71,6 +83,57 @@ GGUF_MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"qkv_bias": True, "rope_theta": 1e6},
     "qwen3": {"qk_norm": True, "head_dim": 32},
     "phi3": {},
+    "mixtral": {"architecture": "llama", "num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3moe": EXPERTS | {"qk_norm": True, "head_dim": 32},
+    "olmo2": {"norm_order": "post", "qk_norm": True, "qk_norm_width": "all"},
+    "gemma2": GEMMA
+    | {
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3": GEMMA
+    | {
+        "sliding_window_pattern": 3,
+        "qk_norm": True,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
+    "gpt2": {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+        "position_embedding": "learned",
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+    "deepseek2": EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "scoring_func": "sigmoid",
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "n_shared_experts": 2,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.7,
+        },
+    },
 }
 
 
@@ -91,11 +154,14 @@ class SmallModels:
         rng = np.random.default_rng(seed)
         weights: list[Weight] = []
         for name, shape in leaf_shapes(config).items():
-            stacked = name.startswith(STACK)
-            for layer in range(config.num_hidden_layers) if stacked else (None,):
-                one = shape[1:] if stacked else shape
+            for layer in layers_of(name, config):
+                one = shape if layer is None else shape[1:]
                 values = 0.2 * rng.standard_normal(one).astype(np.float32)
-                weights.append((name, layer, values + 1 if "norm" in name else values))
+                if "norm" in name and config.norm == "rmsnorm1p":
+                    values = np.round(values * 4096) / 4096  # a file has 1 + them, in fp32 too
+                elif "norm" in name:
+                    values += 1
+                weights.append((name, layer, values))
         return weights
 
     def write(

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -8,10 +9,32 @@ import transformers
 
 from jaxdist.config.errors import UsageError
 from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_write import TYPES
+from jaxdist.interop.gguf_write import TYPES, write_gguf
 from jaxdist.quantization.gguf_blocks import unpack
+from tests.interop.conftest import GGUF_MODELS
 
-MODELS = ("llama", "llama, biases, wide heads", "qwen2", "qwen3", "phi3")
+# What transformers does not take from the file.
+READ_BY_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "phi3": {},
+    "gemma2": {
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": 32,
+    },
+    "gemma3": {
+        "query_pre_attn_scalar": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    },
+    "gpt2": {"n_positions": 256, "n_inner": 96, "vocab_size": 96},
+    "qwen3moe": {"norm_topk_prob": True, "head_dim": 32, "moe_intermediate_size": 32},
+}
 
 
 def rewritten(path: Path, target: Path, change) -> None:
@@ -28,7 +51,7 @@ def rewritten(path: Path, target: Path, change) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", GGUF_MODELS)
 def test_fp32_round_trip_is_exact(model: str, small, tmp_path: Path):
     path = tmp_path / "m.gguf"
     weights = small.write(path, model)
@@ -43,15 +66,13 @@ def test_fp32_round_trip_is_exact(model: str, small, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "phi3"])
+@pytest.mark.parametrize("model", READ_BY_TRANSFORMERS)
 def test_transformers_reads_the_same_model(model: str, small, tmp_path: Path):
     """An independent reader of GGUF: names, orientation, and the order of q's and k's rows."""
     small.write(tmp_path / "m.gguf", model)
     file = open_gguf(tmp_path / "m.gguf")
     tokens = np.random.default_rng(7).integers(0, file.config.vocab_size, (2, 12))
-    # What transformers does not take from the file.
-    fields = {"pad_token_id": 0, "eos_token_id": 1}
-    fields |= {"head_dim": file.config.head_dim} if model == "qwen3" else {}
+    fields = {"pad_token_id": 0, "eos_token_id": 1, **READ_BY_TRANSFORMERS[model]}
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="m.gguf", dtype=torch.float32, **fields
     )
@@ -98,6 +119,50 @@ def test_packed_equals_dequantized(model: str, gguf_type: str, small, tmp_path: 
         plain = file.load(name, layer)
         rows = plain if name in ("embed_tokens", "lm_head") else plain.T
         np.testing.assert_array_equal(unpack(file.load_packed(name, layer)), rows)
+
+
+def test_gains_survive_a_file_in_a_file(small, tmp_path: Path):
+    """Gemma's, of which a file holds 1 + ours: from a file and back every bit stays."""
+    config = small.config("gemma3")
+    rng = np.random.default_rng(0)
+    weights = [
+        (n, i, rng.uniform(-0.5, 3, w.shape).astype(np.float32) if "norm" in n else w)
+        for n, i, w in small.weights(config)
+    ]
+    write_gguf(tmp_path / "a.gguf", config, weights, gguf_type="f32", name="m")
+    first = open_gguf(tmp_path / "a.gguf")
+    write_gguf(tmp_path / "b.gguf", first.config, first.weights(), gguf_type="f32", name="m")
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    for (name, _, ours), (_, _, original) in zip(first.weights(), weights, strict=True):
+        np.testing.assert_allclose(ours, original, rtol=0, atol=2.0**-22, err_msg=name)
+
+
+def test_latents_of_old_files(small, tmp_path: Path):
+    """Until 2025 DeepSeek's keys and values of all heads were one tensor."""
+    source = tmp_path / "m.gguf"
+    weights = {(n, i): w for n, i, w in small.write(source, "deepseek2")}
+    config = small.config("deepseek2")
+
+    def change(writer: gguf.GGUFWriter, reader: gguf.GGUFReader) -> None:
+        widths = {"key": config.head_dim, "value": config.v_head_dim}
+        for kind, width in widths.items():
+            del writer.kv_data[0][f"deepseek2.attention.{kind}_length_mla"]
+            writer.kv_data[0][f"deepseek2.attention.{kind}_length"].value = width
+        writer.kv_data[0]["deepseek2.attention.head_count_kv"].value = 4
+        for tensor in reader.tensors:
+            layer = int(tensor.name.split(".")[1]) if tensor.name.startswith("blk") else 0
+            stack, number = ("layers", layer - 1) if layer else ("dense_layers", 0)
+            if ".attn_k_b." in tensor.name:
+                whole = weights[f"{stack}/self_attn/kv_b_proj/weight", number].T
+                writer.add_tensor(f"blk.{layer}.attn_kv_b.weight", np.ascontiguousarray(whole))
+            elif ".attn_v_b." not in tensor.name:
+                writer.add_tensor(tensor.name, np.array(tensor.data))
+
+    rewritten(source, tmp_path / "n.gguf", change)
+    file = open_gguf(tmp_path / "n.gguf")
+    assert file.config == config
+    for name, layer, ours in file.weights():
+        np.testing.assert_array_equal(ours, weights[name, layer], err_msg=f"{name} {layer}")
 
 
 def test_missing_and_extra_tensors_are_named(small, tmp_path: Path):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxdist.config.errors import UsageError
 from jaxdist.interop.gguf import open_gguf
+from jaxdist.interop.gguf_architectures import ARCHITECTURES
 from jaxdist.interop.gguf_config import config_entries, read_config
 from jaxdist.interop.gguf_header import read_header
 
@@ -51,7 +52,7 @@ def test_every_field_survives(fields: dict[str, Any], small, tmp_path: Path):
 
 def test_keys_are_llama_cpps(small):
     config = small.config("qwen3", sliding_window=5)
-    assert config_entries("qwen3", config) == {
+    assert config_entries(ARCHITECTURES["qwen3"], config) == {
         "qwen3.vocab_size": 96,
         "qwen3.context_length": 256,
         "qwen3.embedding_length": 64,
@@ -87,7 +88,7 @@ def test_heads_of_each_layer_may_be_listed_where_equal(plain: Path):
             {"general.architecture": "lama"},
             "general.architecture: 'lama' is not one of .*mean llama",
         ),
-        ({"general.architecture": "mamba"}, "'mamba' is not one of llama"),
+        ({"general.architecture": "mamba"}, "'mamba' is not one of qwen3"),
         ({"llama.context_length": "long"}, "llama.context_length: 'long' is not a whole number"),
         ({"llama.context_length": True}, "llama.context_length: True is not a whole number"),
         ({"llama.rope.freq_base": "x"}, "llama.rope.freq_base: 'x' is not a number"),
@@ -100,7 +101,9 @@ def test_heads_of_each_layer_may_be_listed_where_equal(plain: Path):
         ({"llama.block_count": 2**31}, "num_hidden_layers=2147483648 is more than the file's"),
         ({"llama.embedding_length": 2**30}, "hidden_size=1073741824 is more than the file's"),
         ({"llama.embedding_length": 32}, "'token_embd.weight' has shape .*, but the metadata ask"),
-        ({"llama.expert_count": 8}, "llama.expert_count: 8 asks for what no model here"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count: is missing"),
+        ({"llama.expert_shared_count": 1}, "expert_shared_count: 1 asks for what no model here"),
+        ({"llama.expert_gating_func": 2}, "llama.expert_gating_func: 2 asks for what no model"),
         ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 asks for"),
         ({"llama.rope.scaling.type": "fancy"}, "rope.scaling.type: 'fancy' is not one of"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor: is missing"),

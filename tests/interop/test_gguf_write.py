@@ -9,6 +9,9 @@ from jaxdist.config.errors import UsageError
 from jaxdist.interop.gguf import open_gguf
 from jaxdist.interop.gguf_write import TYPES, write_gguf
 
+NO_LOCAL = {"rope_local_base_freq": None}
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
 
 @pytest.mark.parametrize("gguf_type", TYPES)
 def test_the_packages_reader_reads_it(gguf_type: str, small, tmp_path: Path):
@@ -35,20 +38,57 @@ def test_the_packages_reader_reads_it(gguf_type: str, small, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "architecture"),
+    ("model", "fields", "architecture"),
     [
-        ({}, "llama"),
-        ({"mlp_bias": True, "qkv_bias": True}, "llama"),
-        ({"qkv_bias": True}, "qwen2"),
-        ({"qk_norm": True}, "qwen3"),
+        ("llama", {}, "llama"),
+        ("llama", {"mlp_bias": True, "qkv_bias": True}, "llama"),
+        *(
+            (name, {}, name)
+            for name in ("qwen2", "qwen3", "qwen3moe", "olmo2", "gemma2", "gpt2", "deepseek2")
+        ),
+        ("mixtral", {}, "llama"),
+        ("gemma3", {"sliding_window": None, "sliding_window_pattern": None, **NO_LOCAL}, "gemma3"),
+        ("gemma2", {"num_hidden_layers": 46, "query_pre_attn_scalar": 16}, "gemma2"),
     ],
 )
-def test_the_architecture_fits_the_config(fields: dict, architecture: str, small, tmp_path: Path):
-    config = small.config("llama", **fields)
+def test_the_architecture_fits_the_config(
+    model: str, fields: dict, architecture: str, small, tmp_path: Path
+):
+    config = small.config(model, **fields)
     write_gguf(tmp_path / "m.gguf", config, small.weights(config))
     file = open_gguf(tmp_path / "m.gguf")
     assert file.header.metadata["general.architecture"] == architecture
     assert file.config == config
+
+
+def test_a_preferred_architecture_is_taken_if_it_fits(small, tmp_path: Path):
+    for preferred, taken in (("phi3", "phi3"), ("gemma2", "llama"), ("bloom", "llama")):
+        config = small.config("phi3")
+        write_gguf(tmp_path / "m.gguf", config, small.weights(config), preferred=preferred)
+        assert open_gguf(tmp_path / "m.gguf").architecture.name == taken
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 9}, "of gemma2 .* query_pre_attn_scalar=9"),
+        ("gemma2", {"attn_logit_softcapping": None}, "of gemma2 .* attn_logit_softcapping=None"),
+        ("gemma3", NO_LOCAL, "of gemma3 .* rope_local_base_freq=None"),
+        ("gemma3", {"rope_scaling": YARN}, "of gemma3 .* rope_scaling="),
+        ("olmo2", {"head_dim": 32}, "of olmo2 .* head_dim=32"),
+        ("qwen2", {"norm_order": "post"}, "of qwen2 .* norm_order=post"),
+        ("qwen3moe", {"norm_topk_prob": False}, "of qwen3moe .* norm_topk_prob=False"),
+        ("deepseek2", {"n_shared_experts": 0}, "of deepseek2 .* n_shared_experts=0"),
+        ("deepseek2", {"rope_scaling": YARN}, "mscale equals mscale_all_dim"),
+    ],
+)
+def test_what_no_reader_would_compute_is_refused(
+    model: str, fields: dict, message: str, small, tmp_path: Path
+):
+    """Rather than written without what differs."""
+    config = small.config(model, **fields)
+    with pytest.raises(UsageError, match=message):
+        write_gguf(tmp_path / "m.gguf", config, small.weights(config))
 
 
 def test_order_dtype_and_padding_of_the_weights_do_not_matter(small, tmp_path: Path):
@@ -109,7 +149,7 @@ def test_what_is_wrong_is_named_and_leaves_the_old_file(small, tmp_path: Path):
         assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
     refused("'q8' is not one of f32, .*did you mean q8_0", weights, gguf_type="q8")
-    refused("'bloom' is not one of llama", weights, architecture="bloom")
+    refused("'bloom' is not one of qwen3", weights, architecture="bloom")
     refused("cannot be written as the GGUF architecture qwen3", weights, architecture="qwen3")
     refused("1 weights .* missing, among them norm/weight", weights[:-1])
     refused("norm/weight is not part of the model, or came twice", [*weights, weights[-1]])
@@ -119,7 +159,11 @@ def test_what_is_wrong_is_named_and_leaves_the_old_file(small, tmp_path: Path):
     broken = [(n, i, np.full_like(w, 1e9)) for n, i, w in weights]
     refused("holds a weight that is not finite in F16", broken, gguf_type="f16")
     odd = small.config("llama", norm="layernorm")
-    refused("no GGUF architecture of .* expresses norm=layernorm", small.weights(odd), config=odd)
+    refused(
+        "no GGUF architecture of .* expresses .* differs is norm=layernorm",
+        small.weights(odd),
+        config=odd,
+    )
 
 
 def test_a_failing_source_leaves_nothing(small, tmp_path: Path):

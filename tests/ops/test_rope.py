@@ -1,12 +1,14 @@
 """RoPE tables equal transformers' for each scaling, at lengths below and above its switches."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxdist.config import ModelConfig, UsageError
-from jaxdist.ops.rope import apply_rope, rope_table
+from jaxdist.ops.rope import apply_rope, layer_rope, rope_table
 
 SCALINGS = {
     "default": None,
@@ -148,3 +150,15 @@ def test_backward_equals_autodiff_of_the_rotation():
     got = jax.grad(lambda x: (apply_rope(x, (cos, sin)) * weight).sum())(x)
     want = jax.grad(lambda x: (plain(x) * weight).sum())(x)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_all_layers_may_be_local():
+    """Then the base of the others counts for none."""
+    fields = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
+    model = partial(ModelConfig, num_attention_heads=2, **fields)
+    positions = jnp.arange(9)[None]
+    windows = {"sliding_window": 4, "rope_local_base_freq": 100.0, "rope_theta": 1e6}
+    local = layer_rope(rope_table(model(**windows), positions), None)
+    expected = rope_table(model(rope_theta=100.0), positions)
+    for ours, wanted in zip(local, expected, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
