@@ -2,7 +2,8 @@
 
 `prepare` checks a request and may run on any thread; all else runs on one. A step schedules, hands
 the rows to the runner, and only then waits for the results of the step before: the device always
-has the next step at hand.
+has the next step at hand. Where a grammar must see the token before, its masks follow: the device
+computes the row meanwhile, and only its sampling waits for them.
 """
 
 import time
@@ -11,19 +12,19 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.continuation import Continuation, logprobs_by_id
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
-from jaxdist.inference.group import Group
-from jaxdist.inference.guide import Guide
+from jaxdist.inference.group import Group, requests_of
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.preparation import Prepared, Preparer
 from jaxdist.inference.replica import Replica
 from jaxdist.inference.request import Request, Status
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.scheduler import Scheduler, Step
-from jaxdist.inference.speculation import NgramIndex
 from jaxdist.inference.stats import BlockMap, Counters, EngineStats, block_map, replica_stats
 from jaxdist.inference.step import NewSequence, Row, RowResult, Runner
 
@@ -90,27 +91,14 @@ class Engine:
                 f"a request with the id {prepared.request_id} is running; choose another id",
                 param="request_id",
             )
-        children: list[Continuation] = []
-        for index, params in enumerate(prepared.params):
-            wants_logprobs = params.prompt_logprobs is not None and index == 0
-            guide = self._guide(prepared)
-            request = Request(
-                request_id=prepared.request_id,
-                index=index,
-                prompt_ids=prepared.prompt_ids,
-                params=params if index == 0 else replace(params, prompt_logprobs=None),
-                max_tokens=prepared.max_tokens,
-                order=(prepared.priority, self._num_arrived),
-                salt=prepared.salt,
-                pooling=prepared.pooling,
-                run_ahead=self.options.run_ahead and not (guide and guide.needs_tokens),
-                guide=guide,
-                reuse=not wants_logprobs and prepared.pooling != "mean",
-            )
-            if index and self.options.enable_prefix_caching:
-                request.leader = children[0].request
-            self._num_arrived += 1
-            children.append(Continuation(request, self.tokenizer, self.eos_ids))
+        requests = requests_of(
+            prepared,
+            self.options,
+            vocab_size=self.runner.vocab_size,
+            num_arrived=self._num_arrived,
+        )
+        self._num_arrived += len(requests)
+        children = [Continuation(one, self.tokenizer, self.eos_ids) for one in requests]
         group = self._groups[prepared.request_id] = Group(prepared, children)
         for child in children:
             self._continuations[child.request] = (group, child)
@@ -151,13 +139,11 @@ class Engine:
             self._collect(changed)
         self._enter(step)
         for request in self.scheduler.take_dead_ends():
-            group, child = self._continuations[request]
-            child.end("stop")
-            self._finish(group, child)
-            changed[group] = None
+            self._end(request, changed)
         launched = self._launch(step) if step.rows else None
         self._collect(changed)
         if launched is not None:
+            self._send_masks(step, launched, changed)
             self._in_flight = (step, launched)
         outputs = [g.output() for g in changed if g.prepared.stream or not g.num_left]
         in_runner = self.counters.runner_seconds - in_runner
@@ -190,22 +176,6 @@ class Engine:
         live = {r for r, (_, child) in self._continuations.items() if child.finish_reason is None}
         assert live == {*self.scheduler.running, *self.scheduler.waiting}, "a request is lost"
 
-    def _guide(self, prepared: Prepared) -> Guide | None:
-        """What the host has to say about the tokens of a continuation."""
-        options = self.options
-        speculates = options.num_speculative_tokens > 0
-        if prepared.pooling or not (prepared.grammar or prepared.bad_words or speculates):
-            return None
-        return Guide(
-            vocab_size=self.runner.vocab_size,
-            matcher=prepared.grammar.matcher() if prepared.grammar else None,
-            bad_words=prepared.bad_words,
-            ngrams=NgramIndex(options.prompt_lookup_min, options.prompt_lookup_max)
-            if speculates
-            else None,
-            most_drafts=options.num_speculative_tokens,
-        )
-
     def _enter(self, step: Step) -> None:
         """Tell the runner who leaves and who comes."""
         began = time.perf_counter()
@@ -236,6 +206,32 @@ class Engine:
         launched = self.runner.launch(step.rows)
         self.counters.launch_seconds += time.perf_counter() - began
         return launched
+
+    def _send_masks(self, step: Step, launched: object, changed: dict[Group, None]) -> None:
+        """Bring the masks that wait for the results that have just come."""
+        masks: dict[int, np.ndarray | None] = {}
+        for number, (request, row) in enumerate(zip(step.requests, step.rows, strict=True)):
+            if not row.masks_follow:
+                continue
+            masks[number] = None  # of a request that has ended: what it samples is nobody's
+            if request.status is not Status.FINISHED:
+                assert request.guide is not None
+                shape = request.guide.shape(request.tokens, request.num_prompt_tokens, 0)
+                if shape is None:
+                    self._end(request, changed)
+                else:
+                    masks[number] = shape[1]
+        if masks:
+            began = time.perf_counter()
+            self.runner.sample(launched, masks)
+            self.counters.launch_seconds += time.perf_counter() - began
+
+    def _end(self, request: Request, changed: dict[Group, None]) -> None:
+        """End a request after which nothing may follow."""
+        group, child = self._continuations[request]
+        child.end("stop")
+        self._finish(group, child)
+        changed[group] = None
 
     def _collect(self, changed: dict[Group, None]) -> None:
         """Wait for the step in flight and take its results."""

@@ -70,9 +70,14 @@ class Guide:
                     _ban(self._allowed, last)
 
     @property
-    def needs_tokens(self) -> bool:
-        """Whether it must know the last token."""
-        return self._matcher is not None or self._ngrams is not None or bool(self._endings)
+    def guesses(self) -> bool:
+        """Whether it continues the last token, which must be known before the row is computed."""
+        return self._ngrams is not None
+
+    @property
+    def follows(self) -> bool:
+        """Whether what may follow depends on the last token, which is known before sampling."""
+        return self._matcher is not None or bool(self._endings)
 
     @property
     def is_finished(self) -> bool:

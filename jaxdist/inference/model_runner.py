@@ -5,7 +5,7 @@ one int32 array. Nothing here blocks until `wait` fetches the results.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -21,10 +21,10 @@ from jaxdist.inference.after_forward import TOP, hidden_states, prompt_logprobs,
 from jaxdist.inference.buckets import Buckets, Shape
 from jaxdist.inference.compilations import num_compilations
 from jaxdist.inference.forward import Forward
-from jaxdist.inference.launches import Launch, Launches, Piece
+from jaxdist.inference.launches import Launch, Launches
 from jaxdist.inference.paging import paging_of
 from jaxdist.inference.placement import Load, place
-from jaxdist.inference.row_results import Found
+from jaxdist.inference.row_results import Launched, Running
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.inference.sampler import Logprobs, Sampled
 from jaxdist.inference.sampler_state import empty_state, is_plain, slot_state, start_slot
@@ -35,22 +35,12 @@ ALL = 0xFFFFFFFF  # a word of masks that allows everything
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Running:
-    """A launch and its results on the device, by number of the piece where only some have them."""
+class Computed:
+    """What a forward pass gives, for X scored positions of each row."""
 
-    launch: Launch
-    sampled: Sampled | None
-    prompt_logprobs: Mapping[int, Logprobs]
-    hidden: Mapping[int, Array]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """A step on its way, as `wait` takes it."""
-
-    rows: Sequence[Row]
-    sequences: Sequence[NewSequence]  # of the rows
-    running: Sequence[_Running]
+    logits: Array  # [D * B, X, V]
+    x: Array  # [D * B, T, E], the residual stream's end
+    rows: Array  # what the sampler must know of each
 
 
 class ModelRunner:
@@ -151,32 +141,20 @@ class ModelRunner:
             running=[self._run(launch, rows) for launch in launches],
         )
 
+    def sample(self, launched: Launched, masks: Mapping[int, np.ndarray | None]) -> None:
+        """Start the sampling that waits for these masks, by number of the row."""
+        rows = [
+            replace(row, masks=masks[number]) if number in masks else row
+            for number, row in enumerate(launched.rows)
+        ]
+        for running in launched.running:
+            if running.waiting is not None:
+                running.sampled = running.waiting(running.launch.masks(rows, self._num_words))
+                running.waiting = None
+
     def wait(self, launched: Launched) -> list[RowResult]:
         """Results of a step, one a row."""
-        found = [Found() for _ in launched.rows]
-        for running in launched.running:
-            sampled, prompts, hidden = jax.device_get(
-                (running.sampled, running.prompt_logprobs, running.hidden)
-            )
-            for index, piece in enumerate(running.launch.pieces):
-                params = launched.sequences[piece.row].params
-                own = found[piece.row]
-                if piece.samples:
-                    own.take_sampled(sampled, running.launch.places[index], params.logprobs)
-                if index in prompts:
-                    count = self._num_scored(launched, piece)
-                    own.take_prompt(prompts[index], count, params.prompt_logprobs)
-                if index in hidden:
-                    own.hidden.append(hidden[index][: piece.count])
-        return [
-            RowResult(
-                token_ids=own.token_ids,
-                logprobs=own.logprobs,
-                prompt_logprobs=own.prompt_logprobs,
-                hidden=self._pooled(own, row, sequence),
-            )
-            for own, row, sequence in zip(found, launched.rows, launched.sequences, strict=True)
-        ]
+        return launched.results(self._sums)
 
     def stats(self) -> Mapping[str, float]:
         """Compilations since the warm-up, and the share of computed tokens that was padding."""
@@ -190,62 +168,69 @@ class ModelRunner:
         """From now on compilations count."""
         self._warm_compilations = num_compilations()
 
-    def run(
-        self,
-        launch: Launch,
-        masks: np.ndarray | None = None,
-        *,
-        samples: bool = True,
-        plain: bool = True,
-        logprobs: bool = False,
-    ) -> tuple[Array, Sampled | None]:
-        """Start one launch; the residual stream's end [D * B, T, E], and what it samples."""
-        shape = launch.shape
+    def compute(self, launch: Launch) -> Computed:
+        """Start the forward pass of one launch."""
         packed = jax.device_put(launch.packed, self._by_replica)
-        logits, x, sampler_rows, self._pages = self._program(shape)(
+        logits, x, rows, self._pages = self._program(launch.shape)(
             self._arrays, self._rope, self._pages, self._state.last, packed
         )
-        if not samples:
-            return x, None
+        return Computed(logits=logits, x=x, rows=rows)
+
+    def draw(
+        self,
+        computed: Computed,
+        masks: np.ndarray | None = None,
+        *,
+        plain: bool = True,
+        logprobs: bool = False,
+    ) -> Sampled:
+        """Start the sampling after a forward pass. plain: of rows without masks."""
+        plain = plain and masks is None
         if not plain and masks is None:  # one program for both
-            masks = np.full((len(launch.packed), shape.scored, self._num_words), ALL, np.uint32)
+            rows, scored, _ = computed.logits.shape
+            masks = np.full((rows, scored, self._num_words), ALL, np.uint32)
         if masks is not None:
             masks = jax.device_put(masks, self._by_replica)
-        sampled, self._state = sample_step(
-            logits,
-            self._state,
-            sampler_rows,
-            masks,
-            mesh=self.mesh,
-            vocab_size=self.vocab_size,
-            plain=plain,
-            top=TOP if logprobs else None,
-        )
-        return x, sampled
+        with jax.set_mesh(self.mesh):
+            sampled, self._state = sample_step(
+                computed.logits,
+                self._state,
+                computed.rows,
+                masks,
+                mesh=self.mesh,
+                vocab_size=self.vocab_size,
+                plain=plain,
+                top=TOP if logprobs else None,
+            )
+        return sampled
 
-    def _run(self, launch: Launch, rows: Sequence[Row]) -> _Running:
+    def _run(self, launch: Launch, rows: Sequence[Row]) -> Running:
         sequences = [self._sequences[rows[piece.row].slot] for piece in launch.pieces]
         sampling = [s.params for s, p in zip(sequences, launch.pieces, strict=True) if p.samples]
-        masks = launch.masks(rows, self._num_words)
         self._tokens += sum(piece.count for piece in launch.pieces)
         self._padded_tokens += len(launch.packed) * launch.shape.queries
+        running = Running(launch=launch)
         with jax.set_mesh(self.mesh):
-            x, sampled = self.run(
-                launch,
-                masks,
-                samples=bool(sampling),
-                plain=masks is None and all(map(is_plain, sampling)),
-                logprobs=any(params.logprobs is not None for params in sampling),
-            )
-            logprobs, hidden = {}, {}
+            computed = self.compute(launch)
+            if sampling:
+                draw = partial(
+                    self.draw,
+                    computed,
+                    plain=all(map(is_plain, sampling)),
+                    logprobs=any(params.logprobs is not None for params in sampling),
+                )
+                if any(rows[piece.row].masks_follow and piece.samples for piece in launch.pieces):
+                    running.waiting = draw
+                else:
+                    running.sampled = draw(launch.masks(rows, self._num_words))
             for index, (piece, sequence) in enumerate(zip(launch.pieces, sequences, strict=True)):
                 row, place = rows[piece.row], launch.places[index]
                 if sequence.pooling is not None:
-                    hidden[index] = self.hidden(x, place)
+                    running.hidden[index] = self.hidden(computed.x, place)
                 elif self._is_whole(row):
-                    first = row.position + piece.first + 1
-                    logprobs[index] = self.score(x, place, sequence.prompt_ids[first:])
-        return _Running(launch=launch, sampled=sampled, prompt_logprobs=logprobs, hidden=hidden)
+                    following = sequence.prompt_ids[row.position + piece.first + 1 :]
+                    running.prompt_logprobs[index] = self.score(computed.x, place, following)
+        return running
 
     def score(self, x: Array, place: int, next_tokens: Sequence[int]) -> Logprobs:
         """Log-probabilities of the tokens that follow those of row `place`, of x's queries."""
@@ -277,25 +262,6 @@ class ModelRunner:
         return sequence.pooling is not None or (
             wanted and row.position + 1 < len(sequence.prompt_ids)
         )
-
-    def _num_scored(self, launched: Launched, piece: Piece) -> int:
-        """Tokens of a piece that have a successor in the prompt."""
-        prompt = launched.sequences[piece.row].prompt_ids
-        first = launched.rows[piece.row].position + piece.first
-        return max(0, min(piece.count, len(prompt) - 1 - first))
-
-    def _pooled(self, found: Found, row: Row, sequence: NewSequence) -> np.ndarray | None:
-        """The sequence's embedding once its prompt is complete; chunks are summed till then."""
-        if sequence.pooling is None:
-            return None
-        states = np.concatenate(found.hidden)
-        total = self._sums.pop(row.slot, 0.0) + states.sum(axis=0, dtype=np.float64)
-        if row.position + len(row.token_ids) < len(sequence.prompt_ids):
-            self._sums[row.slot] = total
-            return None
-        if sequence.pooling == "last":
-            return states[-1]
-        return (total / len(sequence.prompt_ids)).astype(np.float32)
 
     def _program(self, shape: Shape) -> Callable:
         if shape not in self._programs:

@@ -31,7 +31,7 @@ class Request:
         order: (priority, arrival): the least is served first and preempted last.
         salt: Only requests of the same salt share blocks.
         pooling: None to generate; "mean" or "last" to embed the prompt.
-        run_ahead: Whether the next step can be made without knowing the last token.
+        run_ahead: Whether the next row can be computed before the host knows the last token.
         reuse: Whether the prompt's tokens may come from the prefix cache: not where each of them
             is asked for its log-probability or its part in a mean.
         guide: Guesses and masks for its next tokens; None where nothing is to be said.

@@ -174,10 +174,12 @@ class Scheduler:
         sample = start + count == len(request.tokens) + pending and not request.pooling
         tokens = [PENDING] if pending else request.tokens[start : start + count]
         masks, drafts = None, ()
-        if sample and request.guide is not None:
+        guide = request.guide if sample else None
+        masks_follow = guide is not None and guide.follows and pending > 0
+        if guide is not None and not masks_follow:
             left = request.max_tokens - request.num_output_tokens - pending - 1
             most = min(left, budget - count, self._max_row_tokens - count)
-            shape = request.guide.shape(request.tokens, request.num_prompt_tokens, most)
+            shape = guide.shape(request.tokens, request.num_prompt_tokens, most)
             if shape is None:
                 self._dead_ends.append(request)
                 return 0
@@ -196,6 +198,7 @@ class Scheduler:
                 num_drafts=len(drafts),
                 sample=sample,
                 masks=masks,
+                masks_follow=masks_follow,
             )
         )
         return count + len(drafts)

@@ -5,7 +5,7 @@ them where `sample` says so. Steps are launched one ahead of the results: a row'
 `PENDING`, the one that its slot sampled in the step before, which only the device knows yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ class Row:
             is not its last.
         masks: Allowed tokens, uint32 [num_drafts + 1, ceil(vocab_size / 32)], bit i of word w for
             token 32 w + i; None allows all.
+        masks_follow: Whether they depend on a token that is PENDING: `Runner.sample` brings them.
     """
 
     slot: int
@@ -41,6 +42,7 @@ class Row:
     num_drafts: int = 0
     sample: bool = True
     masks: np.ndarray | None = None
+    masks_follow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,14 @@ class Runner(Protocol):
         ...
 
     def launch(self, rows: Sequence[Row]) -> Any:
-        """Start a step, in order after those before; returns what `wait` takes. Does not block."""
+        """Start a step, in order after those before; returns what `wait` takes. Does not block.
+
+        Where masks of some rows follow, only `sample` starts what needs them.
+        """
+        ...
+
+    def sample(self, launched: Any, masks: Mapping[int, np.ndarray | None]) -> None:
+        """Bring the masks that follow, by number of the row, all at once; before `wait`."""
         ...
 
     def wait(self, launched: Any) -> list[RowResult]:

@@ -52,12 +52,13 @@ def programs(runner: ModelRunner) -> list[tuple[str, Callable[[], Any]]]:
 
 
 def _forward(runner: ModelRunner, shape: Shape) -> Callable[[], Any]:
-    return lambda: runner.run(_padding(runner, shape), samples=False)
+    return lambda: runner.compute(_padding(runner, shape)).x
 
 
 def _samplers(runner: ModelRunner, shape: Shape) -> list[tuple[str, Callable[[], Any]]]:
     def run(plain: bool, logprobs: bool) -> Any:
-        return runner.run(_padding(runner, shape), plain=plain, logprobs=logprobs)
+        computed = runner.compute(_padding(runner, shape))
+        return runner.draw(computed, plain=plain, logprobs=logprobs)
 
     return [
         (
@@ -71,7 +72,7 @@ def _samplers(runner: ModelRunner, shape: Shape) -> list[tuple[str, Callable[[],
 
 def _prompt_outputs(runner: ModelRunner, shape: Shape) -> list[tuple[str, Callable[[], Any]]]:
     def run() -> Any:
-        x, _ = runner.run(_padding(runner, shape), samples=False)
+        x = runner.compute(_padding(runner, shape)).x
         return runner.score(x, 0, []), runner.hidden(x, 0)
 
     return [(f"a prompt's logprobs and embedding, {shape.rows} rows", run)]

@@ -5,8 +5,8 @@ block table leads to. A wrong block, a block reused too early or a wrong positio
 output or fails an assertion. Steps run when they are waited for, in order, as on a device.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,14 +46,22 @@ def sample(
 
 
 def expected(
-    prompt: Sequence[int], params: SamplingParams, count: int, words: Sequence[int]
+    prompt: Sequence[int],
+    params: SamplingParams,
+    count: int,
+    words: Sequence[int],
+    mask: Callable[[Sequence[int]], np.ndarray | None] = lambda text: None,
 ) -> list[int]:
-    """The first `count` tokens that follow `prompt` where nothing ends them."""
+    """The first `count` tokens that follow `prompt` where nothing ends them.
+
+    mask: What is allowed after a text.
+    """
     text_hash, out = 0, []
     for token in prompt:
         text_hash = extend(text_hash, token)
     for i in range(count):
-        out.append(sample(text_hash, params, len(prompt) + i, words, None))
+        allowed = mask([*prompt, *out])
+        out.append(sample(text_hash, params, len(prompt) + i, words, allowed))
         text_hash = extend(text_hash, out[-1])
     return out
 
@@ -91,13 +99,13 @@ class FakeRunner:
         self.num_replicas, self.max_num_seqs = num_replicas, max_num_seqs
         self.max_model_len, self.max_row_tokens = max_model_len, max_row_tokens
         self.words = range(vocab_size) if words is None else list(words)
-        self.num_steps = 0
+        self.num_steps = self.num_ahead = 0  # ahead: launched before the last one was waited for
         self.slots: dict[int, _Slot] = {}
         self._delay, self._checked = delay, checked
         share = max_num_seqs // num_replicas
         self._replica_of = [slot // share for slot in range(share * num_replicas)]
         self._hashes = [[0] * (num_blocks * block_size) for _ in range(num_replicas)]
-        self._queue: list[tuple[Sequence[tuple[Row, _Slot]], list[RowResult]]] = []
+        self._queue: list[tuple[list[tuple[Row, _Slot]], list[RowResult]]] = []
 
     def start(self, slot: int, sequence: NewSequence) -> None:
         assert slot not in self.slots, f"slot {slot} is taken"
@@ -110,21 +118,14 @@ class FakeRunner:
 
     def launch(self, rows: Sequence[Row]):
         self.num_steps += 1
+        self.num_ahead += bool(self._queue)
         assert rows, "an empty step"
         if self._checked:
             self._check(rows)
         # What the host changes later must not be seen by the step.
         held = [
             (
-                Row(
-                    slot=r.slot,
-                    token_ids=list(r.token_ids),
-                    position=r.position,
-                    block_table=list(r.block_table),
-                    num_drafts=r.num_drafts,
-                    sample=r.sample,
-                    masks=r.masks,
-                ),
+                replace(r, token_ids=list(r.token_ids), block_table=list(r.block_table)),
                 self.slots[r.slot],
             )
             for r in rows
@@ -132,6 +133,14 @@ class FakeRunner:
         entry = (held, [])
         self._queue.append(entry)
         return entry
+
+    def sample(self, launched, masks: Mapping[int, np.ndarray | None]) -> None:
+        rows, _ = launched
+        assert set(masks) == {i for i, (row, _) in enumerate(rows) if row.masks_follow}
+        for i, mask in masks.items():
+            row, slot = rows[i]
+            rows[i] = replace(row, masks=mask, masks_follow=False), slot
+            self._check_masks(rows[i][0])
 
     def wait(self, launched) -> list[RowResult]:
         assert self._queue, "nothing was launched"
@@ -160,13 +169,18 @@ class FakeRunner:
             for i in range(row.position // size, -(-end // size)):
                 assert (replica, table[i]) not in writes, "two rows write to one block"
                 writes.add((replica, table[i]))
-            if row.masks is not None:
-                assert row.masks.shape == (row.num_drafts + 1, -(-self.vocab_size // 32))
-                assert row.masks.dtype == np.uint32
+            self._check_masks(row)
+            assert not row.masks_follow or (PENDING in row.token_ids and row.masks is None)
             assert all(t == PENDING or 0 <= t < self.vocab_size for t in row.token_ids)
             assert PENDING not in row.token_ids or len(row.token_ids) == 1
 
+    def _check_masks(self, row: Row) -> None:
+        if row.masks is not None:
+            assert row.masks.shape == (row.num_drafts + 1, -(-self.vocab_size // 32))
+            assert row.masks.dtype == np.uint32
+
     def _run(self, row: Row, slot: _Slot) -> RowResult:
+        assert not row.masks_follow, "sampled before its masks came"
         hashes, size = self._hashes[self._replica_of[row.slot]], self.block_size
         params = slot.sequence.params
         prompt = slot.sequence.prompt_ids

@@ -33,7 +33,9 @@ def test_bad_words_are_banned_where_they_would_end():
     banned = [set(range(40)) - allowed(row) for row in shape[1]]
     # The prompt's own words count for nothing; a draft that is bad is refused at its place.
     assert banned == [{1}, {1, 6}, {1}, {1}]
-    assert guide.needs_tokens and not Guide(vocab_size=40, bad_words=[(1,)]).needs_tokens
+    assert guide.guesses and guide.follows
+    static = Guide(vocab_size=40, bad_words=[(1,)])
+    assert not static.guesses and not static.follows
 
 
 def test_a_word_is_spelled_with_and_without_a_space():
@@ -47,10 +49,19 @@ def test_a_word_is_spelled_with_and_without_a_space():
 
 @pytest.mark.parametrize("drafts", [0, 4])
 @pytest.mark.parametrize("eos_ids", [[256], []])
-def test_structured_texts_conform_beside_free_ones(drafts, eos_ids):
+def test_structured_texts_conform_beside_free_ones_and_do_not_hold_them_up(drafts, eos_ids):
     pytest.importorskip("llguidance")
-    options = EngineOptions(num_speculative_tokens=drafts, prompt_lookup_min=1)
-    engine = Engine(FakeRunner(max_model_len=200), BytesTokenizer(), options, eos_ids=eos_ids)
+    ahead, steps = write(drafts, eos_ids, run_ahead=True)
+    assert ahead == write(drafts, eos_ids, run_ahead=False)[0]
+    # Each step but the first was launched before the results of the last; guesses need those.
+    assert steps.num_ahead == (0 if drafts else steps.num_steps - 1)
+
+
+def write(drafts: int, eos_ids: list[int], run_ahead: bool) -> tuple[dict, FakeRunner]:
+    """Tokens by request, which conform; the runner that made them."""
+    options = EngineOptions(num_speculative_tokens=drafts, prompt_lookup_min=1, run_ahead=run_ahead)
+    runner = FakeRunner(max_model_len=200)
+    engine = Engine(runner, BytesTokenizer(), options, eos_ids=eos_ids)
     schema = {
         "type": "object",
         "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
@@ -66,14 +77,15 @@ def test_structured_texts_conform_beside_free_ones(drafts, eos_ids):
         name: SamplingParams(seed=3, n=3, max_tokens=120, structured=wish)
         for name, wish in wishes.items()
     }
-    params["free"] = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
+    params["free"] = SamplingParams(seed=1, max_tokens=150, ignore_eos=True)
+    params["tamed"] = SamplingParams(seed=1, max_tokens=50, bad_words=["ab", "xyz"])
     for name, one in params.items():
         engine.add_request(name, "abc", one)
     last = {}
     while engine.has_unfinished_requests():
         last |= {output.request_id: output for output in engine.step()}
         engine.check_integrity()
-    assert len(last["free"].outputs[0].token_ids) == 20
+    assert len(last["free"].outputs[0].token_ids) == 150
     done = {
         name: [one.text for one in last[name].outputs if one.finish_reason == "stop"]
         for name in wishes
@@ -82,6 +94,8 @@ def test_structured_texts_conform_beside_free_ones(drafts, eos_ids):
     assert all(set(json.loads(text)) == {"a", "b"} for text in done["json"])
     assert set(done["choice"]) <= {"yes", "no", "yes and no"}
     assert all(len(text) == 5 and set(text) <= set("abc") for text in done["regex"])
+    tokens = {name: [list(one.token_ids) for one in out.outputs] for name, out in last.items()}
+    return tokens, runner
 
 
 def test_a_grammar_that_is_wrong_is_refused():

@@ -112,6 +112,36 @@ def test_chunks_give_the_training_models_probabilities(mesh, make, plain):
     np.testing.assert_allclose(sampled.top_logprobs, np.sort(expected[-1])[::-1][:3], atol=2e-4)
 
 
+def test_masks_that_follow_do_what_those_at_hand_do(plain):
+    runner, model = plain
+    host = Host(runner, np.random.default_rng(3))
+    first = dense(model, PROMPTS[0], 1)
+    masks = np.zeros((1, -(-runner.vocab_size // 32)), np.uint32)
+    masks[0, 1] = 1 << 5 | 1 << 9  # nothing but 37 and 41
+    found = []
+    for follow in (False, True):
+        host.start(1, PROMPTS[0])
+        host.start(2, PROMPTS[2])
+        rows = [host.row(1, PROMPTS[0], 0), host.row(2, PROMPTS[2], 0)]
+        before = runner.launch(rows)
+        held = {"masks_follow": True} if follow else {"masks": masks}
+        rows = [host.row(1, [PENDING], 5, **held), host.row(2, [PENDING], 2)]
+        launched = runner.launch(rows)
+        assert runner.wait(before)[0].token_ids == first
+        if follow:
+            runner.sample(launched, {0: masks})
+        # The next step sees what was sampled.
+        after = runner.launch([host.row(1, [PENDING], 6), host.row(2, [PENDING], 3)])
+        steps = (runner.wait(launched), runner.wait(after))
+        found.append([result.token_ids for step in steps for result in step])
+        host.stop(1)
+        host.stop(2)
+    assert found[0] == found[1]
+    assert (
+        found[0][0][0] in (37, 41) and found[0][1] + found[0][3] == dense(model, PROMPTS[2], 3)[1:]
+    )
+
+
 def test_guesses_change_nothing_and_right_ones_are_kept(plain):
     runner, model = plain
     host, prompt = Host(runner, np.random.default_rng(3)), PROMPTS[0]
