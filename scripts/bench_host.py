@@ -11,8 +11,10 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 import jaxdist.data
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
@@ -42,6 +44,9 @@ class RandomRunner:
 
     def launch(self, rows: Sequence[Row]) -> list[bool]:
         return [row.sample for row in rows]
+
+    def sample(self, launched: list[bool], masks: Mapping[int, np.ndarray | None]) -> None:
+        raise AssertionError("no text here is held to a grammar")
 
     def wait(self, launched: list[bool]) -> list[RowResult]:
         began = time.thread_time()

@@ -85,9 +85,20 @@ class Server:
         raise AssertionError(f"left behind: {stats}, {self.service.num_open} open")
 
 
+def fake_model(tokenizer: Tokenizer, template: str | None, **runner: Any) -> Model:
+    """Over a runner without a device."""
+    fake = FakeRunner(vocab_size=tokenizer.vocab_size, **runner)
+    return Model(
+        engine=AsyncEngine(Engine(fake, tokenizer)),
+        tokenizer=tokenizer,
+        chat=Chat(tokenizer, {}, template=template),
+        text_of=TokenText(tokenizer),
+    )
+
+
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[..., Server]]:
-    """serve(options, ...): a server that lasts as long as the tests."""
+    """serve(options, ...): a server that lasts as long as the tests; of `model`, or of a fake."""
     stops: list[Callable[[], None]] = []
 
     def start(
@@ -95,6 +106,7 @@ def serve() -> Iterator[Callable[..., Server]]:
         *,
         tokenizer: Tokenizer | None = None,
         template: str | None = None,
+        model: Model | None = None,
         **runner: Any,
     ) -> Server:
         service = Service(options)
@@ -105,14 +117,12 @@ def serve() -> Iterator[Callable[..., Server]]:
         started = threading.Event()
 
         async def main() -> None:
-            fake = FakeRunner(vocab_size=used.vocab_size, **runner)
-            engine = AsyncEngine(Engine(fake, used))
-            chat = Chat(used, {}, template=template)
-            await chat.start()
-            service.model = Model(engine=engine, tokenizer=used, chat=chat, text_of=TokenText(used))
+            served = model or fake_model(used, template, **runner)
+            await served.chat.start()
+            service.model = served
             started.set()
             await server.serve(sockets=[sock])
-            engine.close()
+            served.engine.close()
 
         thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         thread.start()
