@@ -37,9 +37,8 @@ class Options:
     mesh: str = _option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
     simulate: bool = _option(False, "Let the CPU stand in for all devices of the mesh.")
     dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
-
     quantization: str | None = _option(
-        None, "keep: leave a .gguf file's weights in their blocks; less memory, plain decoding."
+        None, "keep: leave a .gguf file's weights in their blocks; less memory."
     )
 
     def __post_init__(self):
@@ -51,20 +50,8 @@ class Options:
             raise UsageError("give --prompt TEXT to continue, or --chat to talk, and not both")
         if self.chat and not (find_spec("jinja2") and find_spec("pydantic")):
             raise UsageError("--chat needs jinja2 and pydantic; pip install 'jaxdist[serve]'")
-
         if self.quantization is not None:
-            self._check_quantization()
-
-    def _check_quantization(self) -> None:
-        limits.choice("quantization", self.quantization, ("keep",))
-        alone = {"chat": False, "mesh": "1x1x1", "top_p": 1.0, "top_k": 0}
-        for name, value in alone.items():
-            if getattr(self, name) != value:
-                option = name.replace("_", "-")
-                raise UsageError(
-                    f"--quantization keep decodes one text on one device, by temperature and seed "
-                    f"alone; leave --{option} out"
-                )
+            limits.choice("quantization", self.quantization, ("keep",))
 
     def sampling(self) -> SamplingParams:
         """Of each text."""
@@ -103,7 +90,7 @@ def write(options: Options) -> Iterator[str]:
     if options.chat:
         from jaxdist.server.terminal import converse
 
-        engine = load_for_one(source, mesh, options.dtype)
+        engine = load_for_one(source, mesh, options.dtype, quantization=options.quantization)
         yield from converse(engine, source.companions(), sampling, options.system)
         return
     tokenizer = load_tokenizer(source.tokenizer)
@@ -111,33 +98,10 @@ def write(options: Options) -> Iterator[str]:
     if tokenizer.bos_id is not None:
         prompt = [tokenizer.bos_id, *prompt]
     check_prompt(source.config, prompt, options.max_tokens)
-    if options.quantization is not None:
-        yield from _write_packed(options, source, tokenizer, prompt)
-        return
-    engine = load_for_one(source, mesh, options.dtype, len(prompt) + options.max_tokens)
+    length = len(prompt) + options.max_tokens
+    engine = load_for_one(source, mesh, options.dtype, length, options.quantization)
     yield str(options.prompt)
     yield from stream(engine, prompt, sampling)
-
-
-def _write_packed(
-    options: Options, source: Any, tokenizer: Any, prompt: list[int]
-) -> Iterator[str]:
-    """The prompt and its continuation, with weights that stay in their file's blocks."""
-    from jaxdist.inference.detokenizer import TextStream
-    from jaxdist.inference.load import eos_ids
-    from jaxdist.inference.naive import Sampling, generate
-
-    model = source.packed_model()
-    yield str(options.prompt)
-    text = TextStream(tokenizer, prompt)
-    sampling = Sampling(
-        max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
-    )
-    ends = eos_ids(source.companions(), tokenizer)
-    size = tokenizer.vocab_size
-    for token in generate(model, prompt, sampling, eos_ids=ends, vocab_size=size):
-        yield text.push(token)
-    yield text.finish()
 
 
 if __name__ == "__main__":

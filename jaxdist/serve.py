@@ -53,6 +53,8 @@ def serve(options: "Options") -> None:
     source = open_model(options.model)
     if source.tokenizer is None:
         raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
+    if runner.quantization is not None:
+        source.check_packed(mesh)
     runner.check(source.config, mesh.resolve(jax.device_count()))
     sock = open_socket(options.host, options.port)
     log = logging.getLogger("jaxdist.server")

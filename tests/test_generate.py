@@ -110,7 +110,6 @@ def test_blocks_of_a_file_can_be_kept(run, tmp_path, capsys):
     assert generate.main(["--model", path, *words, *keep]) == 0
     assert capsys.readouterr().out == written
     assert "is a run, whose" in refused(capsys, "--model", run, *words, *keep)
-    assert "leave --top-k out" in refused(capsys, "--model", path, *words, *keep, "--top-k", "2")
     assert "not one of keep" in refused(capsys, "--model", path, *words, "--quantization", "drop")
 
 

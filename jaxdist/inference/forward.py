@@ -11,6 +11,7 @@ rows are not cut into microbatches, which would fill the turns but read each wei
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jax.typing import DTypeLike
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference.buckets import Shape
 from jaxdist.inference.paging import Paging
-from jaxdist.inference.placement import Weights, layer_of
+from jaxdist.inference.placement import Weights, layer_of, num_layers
 from jaxdist.inference.step_data import StepData as Step
 from jaxdist.models.layers import Cache, Context
 from jaxdist.ops.linear import Blocks, linear
@@ -32,6 +33,8 @@ from jaxdist.ops.rope import Rope, rope_table
 from jaxdist.parallel.collectives import psum
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.sharding import only
+from jaxdist.quantization.gguf_blocks import PackedWeight
+from jaxdist.quantization.mixed_layers import MixedLayer, kept_dot
 
 _WHOLE = P(None, None, None)
 
@@ -80,7 +83,7 @@ class Forward:
 
         manual = {"dp", "pp"}
         pool = only(self.paging.spec, *manual)
-        pages_spec = Pages(pool, pool)
+        pages_spec = Pages(pool, pool)  # pyright: ignore[reportArgumentType]: specs of arrays
         specs = jax.tree.map(
             lambda spec: only(spec, *manual), self.weights.specs, is_leaf=lambda s: isinstance(s, P)
         )
@@ -112,7 +115,7 @@ class Forward:
                 is_local = self._is_local(stage, index)
                 return block(carry[0], rope, self._context(own), carry[1], is_local)
 
-            count = jax.tree.leaves(stack)[0].shape[0]
+            count = num_layers(stack)
             if count == 1:
                 x_BTE, pages = layer(0, (x_BTE, pages))
             else:
@@ -137,10 +140,15 @@ class Forward:
         attend = _Attend(
             config=config, rows=rows, kv_dtype=self.kv_dtype, paging=self.paging, tp=mesh.tp
         )
+        if mesh.tp > 1 and self.weights.keeps_blocks:  # left to the partitioner
+            kept = partial(kept_dot, compute_dtype=self.compute_dtype)
+            return replace(base, attend=attend, dot=kept, dots=None)
         if mesh.tp > 1:
             return replace(base, attend=attend)
 
-        def dot(x: Array, w: Array) -> Array:
+        def dot(x: Array, w: Any) -> Array:
+            if isinstance(w, (PackedWeight, MixedLayer)):
+                return kept_dot(x, w, self.compute_dtype)
             return linear(x, w, self.compute_dtype).astype(self.compute_dtype)
 
         def head(x: Array, table: Array) -> Array:

@@ -31,6 +31,14 @@ class Source(Protocol):
         """The parameters in the structure, dtypes and shardings of `like`."""
         ...
 
+    def packed_parameters(self, like: Any) -> Any:
+        """The same with weights in the blocks of their file."""
+        ...
+
+    def check_packed(self, mesh: MeshShape) -> None:
+        """UsageError where weights cannot stay in blocks, on this mesh."""
+        ...
+
     def companions(self) -> dict[str, bytes]:
         """The small files that go with it, by name."""
         ...
@@ -65,6 +73,9 @@ def load_engine(
     progress: Is told of each program. The runner takes as many guesses as the engine makes.
     UsageError where model, mesh and options do not go together.
     """
+    keeps = runner_options.quantization is not None
+    if keeps:
+        source.check_packed(mesh)
     if tokenizer is None and source.tokenizer is not None:
         tokenizer = load_tokenizer(source.tokenizer)
     drafts = max(runner_options.max_drafts, engine_options.num_speculative_tokens)
@@ -72,7 +83,7 @@ def load_engine(
     ends = eos_ids(source.companions(), tokenizer)
     runner = ModelRunner(
         source.config,
-        source.parameters,
+        source.packed_parameters if keeps else source.parameters,
         mesh=mesh,
         options=runner_options,
         vocab_size=None if tokenizer is None else tokenizer.vocab_size,

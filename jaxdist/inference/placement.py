@@ -4,7 +4,7 @@ Layers stay stacks, over which a step loops: a program is then compiled as quick
 as for one. But a GPU would copy each weight out of its stack before it multiplies, three times the
 traffic of decoding, so there each layer is a stack of its own. Each stack has a leading dim of the
 stages, so that one program serves them all. The tables of embedding and head are over tp alone:
-every stage has them.
+every stage has them. Weights that stay in the blocks of their file are stacks of its integers.
 """
 
 import copy
@@ -23,11 +23,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
-from jaxdist.models.layers import Linear
+from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
 from jaxdist.ops.linear import Blocks, fits_blocks, in_blocks
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
+from jaxdist.quantization.gguf_blocks import PackedWeight
+from jaxdist.quantization.mixed_layers import MixedLayers, mixed, mixed_layer
 
 Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings of its argument
 
@@ -44,6 +46,12 @@ class Weights:
     rules: Rules
     arrays: Any
     specs: Any
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether weights stay in the blocks of their file."""
+        nodes = jax.tree.leaves(self.arrays[1], is_leaf=_is_kept)
+        return any(map(_is_kept, nodes))
 
 
 def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
@@ -64,7 +72,11 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     )
     model = load(like)
     rest = without_layers(model)
-    kinds = [jax.tree.flatten(s) for s in (model.dense_layers, model.layers) if s is not None]
+    kinds = [
+        jax.tree.flatten(s, is_leaf=_is_kept)
+        for s in (model.dense_layers, model.layers)
+        if s is not None
+    ]
     del model  # a leaf is freed as soon as it is laid out
     stacks = [stack for leaves, structure in kinds for stack in _laid_out(leaves, structure, mesh)]
     if shape.tp == 1:
@@ -89,33 +101,48 @@ def layer_of(stack: Block, number: Array | int, dtype: DTypeLike) -> Block:
     """Layer `number` of one stage's stack, leaves [L, ...], as its Module; weights in blocks stay
     where they lie. dtype: of the floats that are kept as bits."""
 
-    def one(leaf: Array, is_linear: bool) -> Array | Blocks:
+    def one(leaf: Any, is_linear: bool) -> Any:
+        if isinstance(leaf, PackedWeight):
+            return jax.tree.map(lambda part: read(part, number), leaf)
+        if isinstance(leaf, MixedLayers):
+            return mixed_layer(leaf, number)
         if is_linear and leaf.ndim == 4:
             return Blocks(leaf, number)
         leaf = read(leaf, number)
         return from_bits(leaf, dtype) if leaf.dtype == jnp.uint16 else leaf
 
-    return jax.tree.map(one, stack, _are_linear(stack))
+    return jax.tree.map(one, stack, _are_linear(stack), is_leaf=_is_kept)
+
+
+def num_layers(stack: Block) -> int:
+    """Of one stage's stack."""
+    return stack.post_attention_layernorm.weight.shape[0]
 
 
 def _are_linear(stack: Block) -> Any:
     """For each leaf whether it is of a linear layer."""
 
     def whole(node: Any) -> Any:
-        return jax.tree.map(lambda _: type(node) is Linear, node)
+        return jax.tree.map(lambda _: type(node) is Linear, node, is_leaf=_is_kept)
 
     return jax.tree.map(whole, stack, is_leaf=lambda node: isinstance(node, Linear))
 
 
-def _laid_out(leaves: list[Array], structure: Any, mesh: Mesh) -> list[Block]:
+def _is_kept(node: Any) -> bool:
+    """Whether it is a weight, or a stack of them, that stays in the blocks of its file."""
+    return isinstance(node, (PackedWeight, PerLayer, MixedLayers))
+
+
+def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     """Leaves of a stack [S * L, ...], which are used up, as the stacks that the backend wants."""
     platform, in_stages = platform_of(mesh), mesh.shape["pp"]
     splits = mesh.shape["tp"] > 1
     are_linear = jax.tree.leaves(_are_linear(jax.tree.unflatten(structure, leaves)))
+    by_layer = platform == "gpu"
 
     def lay_out(leaf: Array, blocks: bool) -> list[Array]:
         leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
-        if platform == "gpu":
+        if by_layer:
             return [leaf[:, layer : layer + 1] for layer in range(leaf.shape[1])]
         if blocks:
             return [in_blocks(leaf)]
@@ -124,12 +151,41 @@ def _laid_out(leaves: list[Array], structure: Any, mesh: Mesh) -> list[Block]:
     parts = []
     for is_linear in are_linear:
         leaf = leaves.pop(0)
+        if _is_kept(leaf):
+            parts.append(_kept(leaf, mesh, by_layer))
+            continue
         blocks = is_linear and leaf.ndim == 3 and not splits
         blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
         _, *spec = leaf.sharding.spec
         sharding = NamedSharding(mesh, P("pp") if blocks else P("pp", None, *spec))
         parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
+
+
+def _kept(weight: PackedWeight | PerLayer, mesh: Mesh, by_layer: bool) -> list[Any]:
+    """A weight in blocks [S * L, ...] as one stack, or as one for each layer."""
+    if isinstance(weight, PerLayer):  # of one stage, see `gguf_packed.check_packed`
+        stacks = weight.layers if by_layer else (mixed(weight.layers),)
+        lead = range(2 if by_layer else 1)
+        return [_placed(jax.tree.map(lambda a: jnp.expand_dims(a, lead), s), mesh) for s in stacks]
+    in_stages = mesh.shape["pp"]
+    stack = jax.tree.map(lambda a: a.reshape(in_stages, -1, *a.shape[1:]), weight)
+    if not by_layer:
+        return [_placed(stack, mesh)]
+    count = weight.shape[0] // in_stages
+    layers = [jax.tree.map(lambda a, n=n: a[:, n : n + 1], stack) for n in range(count)]
+    return [_placed(layer, mesh) for layer in layers]
+
+
+def _placed(tree: Any, mesh: Mesh) -> Any:
+    """Arrays where they are, said by a spec on `mesh`."""
+
+    def put(array: Array) -> Array:
+        own = array.sharding
+        spec = own.spec if isinstance(own, NamedSharding) else P()
+        return jax.device_put(array, NamedSharding(mesh, spec))
+
+    return jax.tree.map(put, tree)
 
 
 def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:

@@ -24,6 +24,8 @@ class RunnerOptions:
         max_drafts: Most guesses in a row of a step; 0 without speculation.
         dtype: Of weights and activations: float32 or bfloat16.
         kv_dtype: Of keys and values in the pool; None takes dtype.
+        quantization: "keep" leaves the weights of a GGUF file in its blocks, of which products
+            make numbers as they need them; None makes them of dtype at load.
     """
 
     block_size: int = 16
@@ -35,6 +37,7 @@ class RunnerOptions:
     max_drafts: int = 0
     dtype: str = "bfloat16"
     kv_dtype: str | None = None
+    quantization: str | None = None
 
     def __post_init__(self):
         limits.whole("block-size", self.block_size, 1)
@@ -50,6 +53,8 @@ class RunnerOptions:
         limits.choice("dtype", self.dtype, DTYPES)
         if self.kv_dtype is not None:
             limits.choice("kv-dtype", self.kv_dtype, DTYPES)
+        if self.quantization is not None:
+            limits.choice("quantization", self.quantization, ("keep",))
 
     def model_len(self, config: ModelConfig) -> int:
         """Most tokens of a sequence of this model; UsageError where max_model_len is too many."""

@@ -14,16 +14,24 @@ from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.inference.sampling_params import SamplingParams
 
 
-def load_for_one(source: Source, mesh: MeshShape, dtype: str, length: int | None = None) -> Engine:
+def load_for_one(
+    source: Source,
+    mesh: MeshShape,
+    dtype: str,
+    length: int | None = None,
+    quantization: str | None = None,
+) -> Engine:
     """An engine for one text of at most `length` tokens (by default the model's most).
 
     Programs are compiled as they are first needed. UsageError where the mesh does not fit.
     """
+    if quantization is not None:
+        source.check_packed(mesh)
     if jax.default_backend() == "cpu":
         platform.keep_freed_memory()
     mesh = mesh.resolve(jax.device_count())
     # A replica needs a slot, though only one of them writes.
-    options = RunnerOptions(dtype=dtype, max_num_seqs=mesh.dp)
+    options = RunnerOptions(dtype=dtype, max_num_seqs=mesh.dp, quantization=quantization)
     num_blocks = -(-(length or options.model_len(source.config)) // options.block_size) + 2
     options = replace(options, num_blocks=num_blocks)
     options.check(source.config, mesh)

@@ -1,16 +1,22 @@
 """A model whose weights stay in the blocks of their GGUF file.
 
 The products of the layers are packed, in about 4 to 8 bits a weight, and multiplied by
-`quantization.gguf_blocks`; embedding, head and vectors are dense, as `source` loads them.
+`quantization.gguf_blocks`; embedding, head, routers, experts and vectors are dense, as `source`
+loads them.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from jaxdist.config import MeshShape, UsageError
 from jaxdist.interop.gguf import GGUFFile
-from jaxdist.interop.leaves import layers_of, stack_of
+from jaxdist.interop.leaves import layers_of, leaf_shapes, stack_of
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.models.layers import PerLayer
@@ -27,39 +33,73 @@ def load_packed_parameters(file: GGUFFile, like: Transformer) -> Transformer:
     Args:
         file: Where the weights come from.
         like: A `Transformer` of `jax.ShapeDtypeStruct`s. Dense weights take its dtypes and
-            shardings; packed ones go to the default device.
+            shardings; packed ones shardings alike, with whole blocks on each device.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like, is_leaf=_is_param)
     params = {jax.tree_util.keystr(p, simple=True, separator="/"): param for p, param in paths}
-    names = {name for name, param in params.items() if _can_be_packed(file, name, param)}
+    names = {name for name in params if any(_types(file, name))}
     rest = [None if name in names else param for name, param in params.items()]
     dense = load_parameters(file, structure.unflatten(rest))
     filled = iter(jax.tree.leaves(dense, is_leaf=_is_param))
     return structure.unflatten(
-        param.replace(_packed_stack(file, name)) if name in names else next(filled)
+        param.replace(_packed_stack(file, name, param.get_value()))
+        if name in names
+        else next(filled)
         for name, param in params.items()
     )
 
 
-def _can_be_packed(file: GGUFFile, name: str, param: nnx.Param) -> bool:
-    if stack_of(name) is None or len(param.shape) != 3:
-        return False
-    return any(_types(file, name))
+def check_packed(file: GGUFFile, mesh: MeshShape) -> None:
+    """Refuse a mesh over whose stages the weights of a file cannot be spread packed."""
+    if mesh.pp == 1:
+        return
+    for name in file.tensor_names:
+        if len(kinds := sorted({str(kind) for kind in _types(file, name)})) > 1:
+            raise UsageError(
+                f"--quantization keep with pp={mesh.pp}: the layers of {file.header.path} are not "
+                f"stored alike ({name} as {', '.join(kinds)}), so stages cannot be; choose pp=1"
+            )
 
 
 def _types(file: GGUFFile, name: str) -> list[str | None]:
+    """In what each layer can be kept packed; of what is not multiplied by a plain product, None."""
+    if stack_of(name) is None or len(leaf_shapes(file.config)[name]) != 3:
+        return [None]
+    if name.endswith("/mlp/gate/weight"):  # a router
+        return [None]
     return [file.packed_type(name, layer) for layer in layers_of(name, file.config)]
 
 
-def _packed_stack(file: GGUFFile, name: str) -> PackedWeight | PerLayer:
+def _packed_stack(file: GGUFFile, name: str, like: jax.ShapeDtypeStruct) -> PackedWeight | PerLayer:
     types = _types(file, name)
     layers = [
-        jnp.asarray(file.load(name, layer)) if kind is None else file.load_packed(name, layer)
+        jnp.asarray(file.load(name, layer), like.dtype)
+        if kind is None
+        else file.load_packed(name, layer)
         for layer, kind in enumerate(types)
     ]
     if len(set(types)) > 1:
-        return PerLayer(layers=tuple(map(jax.device_put, layers)))
-    return jax.device_put(jax.tree.map(lambda *parts: np.stack(parts), *layers))
+        return PerLayer(layers=tuple(_put(layer, like, 0) for layer in layers))
+    return _put(jax.tree.map(lambda *parts: np.stack(parts), *layers), like, 1)
+
+
+def _put(weight: Any, like: jax.ShapeDtypeStruct, lead: int) -> Any:
+    """On the devices of `like`, a stack [L, K, N]; of `weight` the first `lead` dims are its."""
+    if like.sharding is None:
+        return jax.device_put(weight)
+    assert isinstance(like.sharding, NamedSharding)
+    mesh, (layers, inputs, outputs) = like.sharding.mesh, _padded(like.sharding.spec)
+    first = (layers,) * lead
+    if not isinstance(weight, PackedWeight):
+        return jax.device_put(weight, NamedSharding(mesh, P(*first, inputs, outputs)))
+    blocks = next(iter(weight.parts.values())).shape[-2]
+    size = 1 if inputs is None else mesh.shape[inputs]
+    spec = P(*first, outputs, inputs if blocks % size == 0 else None, None)
+    return jax.device_put(weight, NamedSharding(mesh, spec))
+
+
+def _padded(spec: P) -> tuple[Any, ...]:
+    return (*spec, None, None, None)[:3]
 
 
 def _is_param(node: object) -> bool:

@@ -42,6 +42,9 @@ class Options:
     chat_template: str | None = _option(None, "A file to take the chat template from.")
     dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
     kv_dtype: str | None = _option(None, "Of cached keys and values; --dtype by default.")
+    quantization: str | None = _option(
+        None, "keep: leave a .gguf file's weights in their blocks; less memory."
+    )
     block_size: int = _option(16, "Tokens of one block of the KV cache.")
     num_blocks: int | None = _option(None, "Blocks of a replica; by default from free memory.")
     memory_fraction: float | None = _option(None, "Share of the free memory for the KV cache.")
@@ -85,7 +88,8 @@ class Options:
 
     def runner(self) -> RunnerOptions:
         """Of the device's side."""
-        names = "block_size num_blocks memory_fraction max_num_seqs max_model_len dtype kv_dtype"
+        names = "block_size num_blocks memory_fraction max_num_seqs max_model_len dtype kv_dtype "
+        names += "quantization"
         same = {name: getattr(self, name) for name in names.split()}
         return RunnerOptions(**same, max_drafts=self.speculative_tokens)
 

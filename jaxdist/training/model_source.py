@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxdist.config import ModelConfig, RunConfig, UsageError
+from jaxdist.config import MeshShape, ModelConfig, RunConfig, UsageError
 from jaxdist.config.init_from import Origin
 from jaxdist.config.layers import load
 from jaxdist.data.tokenizer import BYTES, FILES_IN_FOLDER, load_tokenizer
@@ -24,7 +24,7 @@ from jaxdist.data.tokenizer_files import (
 )
 from jaxdist.interop import hub
 from jaxdist.interop.gguf import GGUFFile, open_gguf
-from jaxdist.interop.gguf_packed import load_packed_parameters
+from jaxdist.interop.gguf_packed import check_packed, load_packed_parameters
 from jaxdist.interop.huggingface import CONFIG, HuggingFaceFolder, open_huggingface
 from jaxdist.interop.source import WeightSource, load_parameters
 from jaxdist.models.transformer import Transformer
@@ -73,15 +73,21 @@ class ModelSource:
             )
         )
 
-    def packed_model(self) -> Transformer:
-        """The model with its weights in the blocks of their file; a GGUF file's only."""
+    def packed_parameters(self, like: Any) -> Any:
+        """The same with weights in the blocks of their file; a GGUF file's only."""
+        return load_packed_parameters(self._in_blocks(), like)
+
+    def check_packed(self, mesh: MeshShape) -> None:
+        """Refuse a model whose weights are not in blocks, or cannot stay so on this mesh."""
+        check_packed(self._in_blocks(), mesh)
+
+    def _in_blocks(self) -> GGUFFile:
         if not isinstance(self.weights, GGUFFile):
             raise UsageError(
                 f"--quantization keep: {self.path} is a {self.kind}, whose weights are not in "
                 "blocks; give a .gguf file, or leave the option out"
             )
-        like = jax.eval_shape(lambda key: Transformer(self.config, key=key), jax.random.key(0))
-        return load_packed_parameters(self.weights, like)
+        return self.weights
 
     def companions(self) -> dict[str, bytes]:
         """The small files that go with it, by name: tokenizer, generation config, config.json."""

@@ -1,6 +1,8 @@
 """Every family through the engine: its greedy text is naive generation's and the training model's,
 whatever the chunks; in 16 bits its logits are those of the training model in 16 bits."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,15 +93,15 @@ def test_text_is_naive_generations(family, model_of):
         check_16_bits(model)
 
 
-def texts(engine: Engine) -> list[list[int]]:
+def texts(engine: Engine, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[list[int]]:
     params = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
-    for number, prompt in enumerate(PROMPTS):
+    for number, prompt in enumerate(prompts):
         engine.add(engine.prepare(str(number), prompt, params=params, stream=False))
     found: dict[str, list[int]] = {}
-    while len(found) < len(PROMPTS):
+    while len(found) < len(prompts):
         for out in engine.step():
             found[out.request_id] = list(out.outputs[0].token_ids)
-    return [found[str(number)] for number in range(len(PROMPTS))]
+    return [found[str(number)] for number in range(len(prompts))]
 
 
 def check_16_bits(model) -> None:
