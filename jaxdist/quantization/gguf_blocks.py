@@ -91,6 +91,12 @@ def _nibbles(packed: jax.Array, group: int) -> jax.Array:
     return split.reshape(*packed.shape[:-1], -1, group)
 
 
+def _bits(packed: jax.Array) -> jax.Array:
+    """The bits of bytes [..., n] from the lowest on, [..., n, 8]."""
+    shifts = jax.lax.expand_dims(jnp.arange(8, dtype=jnp.uint8), range(packed.ndim))
+    return packed[..., None] >> shifts & 1
+
+
 def _q4_0(parts: Parts) -> jax.Array:
     weights = _nibbles(parts["quants"], 16).astype(jnp.float32) - 8
     return weights * _halves(parts["scale"])[..., None]
@@ -101,19 +107,43 @@ def _q4_1(parts: Parts) -> jax.Array:
     return weights * _halves(parts["scale"])[..., None] + _halves(parts["minimum"])[..., None]
 
 
+def _q5(parts: Parts) -> jax.Array:
+    """0 to 31, [..., N, B, 2, 16]."""
+    nibbles = _nibbles(parts["quants"], 16)
+    return (nibbles | _bits(parts["high"]).reshape(nibbles.shape) << 4).astype(jnp.float32)
+
+
+def _q5_0(parts: Parts) -> jax.Array:
+    return (_q5(parts) - 16) * _halves(parts["scale"])[..., None]
+
+
+def _q5_1(parts: Parts) -> jax.Array:
+    weights = _q5(parts)
+    return weights * _halves(parts["scale"])[..., None] + _halves(parts["minimum"])[..., None]
+
+
 def _q8_0(parts: Parts) -> jax.Array:
     return (parts["quants"].astype(jnp.float32) * _halves(parts["scale"]))[..., None, :]
 
 
 def _q4_k(parts: Parts) -> jax.Array:
+    return _scaled(_nibbles(parts["quants"], 32), parts)
+
+
+def _q5_k(parts: Parts) -> jax.Array:
+    bits = jnp.swapaxes(_bits(parts["high"]), -1, -2)  # one of each of 8 groups in a byte
+    return _scaled(_nibbles(parts["quants"], 32) | bits << 4, parts)
+
+
+def _scaled(quants: jax.Array, parts: Parts) -> jax.Array:
+    """Of 8 groups of 32: the 6-bit scales and minima of each lie in pairs."""
     low, high = parts["pairs"][..., 8:], parts["pairs"][..., :8]
     nibbles = jnp.concatenate([low & 15, low >> 4], axis=-1)  # of 4 scales, then of 4 minima
     first, last = high & 63, nibbles | (high >> 2) & 48
     scales = jnp.concatenate([first[..., :4], last[..., :4]], axis=-1).astype(jnp.float32)
     minima = jnp.concatenate([first[..., 4:], last[..., 4:]], axis=-1).astype(jnp.float32)
     scales, minima = _halves(parts["scale"]) * scales, _halves(parts["minimum"]) * minima
-    weights = _nibbles(parts["quants"], 32).astype(jnp.float32)
-    return weights * scales[..., None] - minima[..., None]
+    return quants.astype(jnp.float32) * scales[..., None] - minima[..., None]
 
 
 def _q6_k(parts: Parts) -> jax.Array:
@@ -135,29 +165,28 @@ class Layout:
     unpack: Callable[[Parts], jax.Array]  # -> fp32 [..., N, B, groups, weights of a group]
 
 
-_HALF = (2, np.uint16)
+_SCALE = {"scale": (2, np.uint16)}
+_MINIMUM = _SCALE | {"minimum": (2, np.uint16)}
+_PAIRS = _MINIMUM | {"pairs": (12, np.uint8)}
+_HALF_BYTES = {"quants": (16, np.uint8)}
+_FIFTHS = {"high": (4, np.uint8)} | _HALF_BYTES
 # Where each bit lies is told beside the same types in `gguf_dequantize`.
 LAYOUTS = {
-    "Q4_0": Layout(parts={"scale": _HALF, "quants": (16, np.uint8)}, unpack=_q4_0),
-    "Q4_1": Layout(
-        parts={"scale": _HALF, "minimum": _HALF, "quants": (16, np.uint8)}, unpack=_q4_1
-    ),
-    "Q8_0": Layout(parts={"scale": _HALF, "quants": (32, np.int8)}, unpack=_q8_0),
-    "Q4_K": Layout(
-        parts={
-            "scale": _HALF,
-            "minimum": _HALF,
-            "pairs": (12, np.uint8),
-            "quants": (128, np.uint8),
-        },
-        unpack=_q4_k,
+    "Q4_0": Layout(parts=_SCALE | _HALF_BYTES, unpack=_q4_0),
+    "Q4_1": Layout(parts=_MINIMUM | _HALF_BYTES, unpack=_q4_1),
+    "Q5_0": Layout(parts=_SCALE | _FIFTHS, unpack=_q5_0),
+    "Q5_1": Layout(parts=_MINIMUM | _FIFTHS, unpack=_q5_1),
+    "Q8_0": Layout(parts=_SCALE | {"quants": (32, np.int8)}, unpack=_q8_0),
+    "Q4_K": Layout(parts=_PAIRS | {"quants": (128, np.uint8)}, unpack=_q4_k),
+    "Q5_K": Layout(
+        parts=_PAIRS | {"high": (32, np.uint8), "quants": (128, np.uint8)}, unpack=_q5_k
     ),
     "Q6_K": Layout(
         parts={
             "low": (128, np.uint8),
             "high": (64, np.uint8),
             "scales": (16, np.int8),
-            "scale": _HALF,
+            **_SCALE,
         },
         unpack=_q6_k,
     ),
