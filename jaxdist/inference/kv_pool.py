@@ -12,9 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jaxdist.config import MeshShape, ModelConfig, UsageError
+from jaxdist.inference.block_pool import blocks_for
 from jaxdist.inference.paging import Paging
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.ops.paged_attention import Pages
+
+# Tokens of a slot on a CPU where no fraction of its memory is asked for: the kernel clears the pool
+# page by page at the start, a second and more for each GB.
+USUAL = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +63,11 @@ def decide(config: ModelConfig, mesh: Mesh, options: RunnerOptions) -> PoolSize:
         fraction = options.memory_fraction or (0.25 if device.platform == "cpu" else 0.9)
         free = free_bytes(device, len(mesh.local_devices))
         # Twice what the slots can fill: as much again for prefixes of sequences that have gone.
-        blocks_a_sequence = -(-options.model_len(config) // options.block_size)
-        useful = 1 + 2 * blocks_a_sequence * options.max_num_seqs // shape.dp
+        slots, longest = options.max_num_seqs // shape.dp, options.model_len(config)
+        tokens = 2 * longest * slots
+        if device.platform == "cpu" and options.memory_fraction is None:
+            tokens = max(longest, min(tokens, USUAL * slots))
+        useful = 1 + blocks_for(tokens, options.block_size)
         num_blocks = min(int(free * fraction) // block_bytes, useful)
         if num_blocks < 2:
             raise UsageError(

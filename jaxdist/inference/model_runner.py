@@ -5,8 +5,9 @@ one int32 array. Nothing here blocks until `wait` fetches the results.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from jaxdist.inference.paging import paging_of
 from jaxdist.inference.placement import Load, place
 from jaxdist.inference.row_results import Launched, Running
 from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampler import Logprobs, Sampled
+from jaxdist.inference.sampler import Sampled
 from jaxdist.inference.sampler_state import empty_state, is_plain, slot_state, start_slot
 from jaxdist.inference.step import NewSequence, Row, RowResult
 from jaxdist.parallel.mesh import make_mesh
@@ -41,6 +42,23 @@ class Computed:
     logits: Array  # [D * B, X, V]
     x: Array  # [D * B, T, E], the residual stream's end
     rows: Array  # what the sampler must know of each
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program and what it is called with, to be run now or compiled beforehand."""
+
+    program: Any  # of `jax.jit`
+    args: tuple[Any, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # static arguments
+
+    def __call__(self) -> Any:
+        """Start it."""
+        return self.program(*self.args, **self.fixed)
+
+    def compile(self) -> None:
+        """Compile it; from any thread, also where its arguments were given away meanwhile."""
+        self.program.lower(*self.args, **self.fixed).compile()
 
 
 class ModelRunner:
@@ -170,11 +188,14 @@ class ModelRunner:
 
     def compute(self, launch: Launch) -> Computed:
         """Start the forward pass of one launch."""
-        packed = jax.device_put(launch.packed, self._by_replica)
-        logits, x, rows, self._pages = self._program(launch.shape)(
-            self._arrays, self._rope, self._pages, self._state.last, packed
-        )
+        logits, x, rows, self._pages = self.compute_call(launch)()
         return Computed(logits=logits, x=x, rows=rows)
+
+    def compute_call(self, launch: Launch) -> Call:
+        """What `compute` runs."""
+        packed = jax.device_put(launch.packed, self._by_replica)
+        args = (self._arrays, self._rope, self._pages, self._state.last, packed)
+        return Call(self._program(launch.shape), args)
 
     def draw(
         self,
@@ -185,24 +206,28 @@ class ModelRunner:
         logprobs: bool = False,
     ) -> Sampled:
         """Start the sampling after a forward pass. plain: of rows without masks."""
+        with jax.set_mesh(self.mesh):
+            call = self.draw_call(computed, masks, plain=plain, logprobs=logprobs)
+            sampled, self._state = call()
+        return sampled
+
+    def draw_call(
+        self, computed: Computed, masks: np.ndarray | None = None, *, plain: bool, logprobs: bool
+    ) -> Call:
+        """What `draw` runs."""
         plain = plain and masks is None
         if not plain and masks is None:  # one program for both
             rows, scored, _ = computed.logits.shape
             masks = np.full((rows, scored, self._num_words), ALL, np.uint32)
         if masks is not None:
             masks = jax.device_put(masks, self._by_replica)
-        with jax.set_mesh(self.mesh):
-            sampled, self._state = sample_step(
-                computed.logits,
-                self._state,
-                computed.rows,
-                masks,
-                mesh=self.mesh,
-                vocab_size=self.vocab_size,
-                plain=plain,
-                top=TOP if logprobs else None,
-            )
-        return sampled
+        fixed = {
+            "mesh": self.mesh,
+            "vocab_size": self.vocab_size,
+            "plain": plain,
+            "top": TOP if logprobs else None,
+        }
+        return Call(sample_step, (computed.logits, self._state, computed.rows, masks), fixed)
 
     def _run(self, launch: Launch, rows: Sequence[Row]) -> Running:
         sequences = [self._sequences[rows[piece.row].slot] for piece in launch.pieces]
@@ -226,21 +251,21 @@ class ModelRunner:
             for index, (piece, sequence) in enumerate(zip(launch.pieces, sequences, strict=True)):
                 row, place = rows[piece.row], launch.places[index]
                 if sequence.pooling is not None:
-                    running.hidden[index] = self.hidden(computed.x, place)
+                    running.hidden[index] = self.hidden_call(computed.x, place)()
                 elif self._is_whole(row):
                     following = sequence.prompt_ids[row.position + piece.first + 1 :]
-                    running.prompt_logprobs[index] = self.score(computed.x, place, following)
+                    running.prompt_logprobs[index] = self.score_call(computed.x, place, following)()
         return running
 
-    def score(self, x: Array, place: int, next_tokens: Sequence[int]) -> Logprobs:
-        """Log-probabilities of the tokens that follow those of row `place`, of x's queries."""
+    def score_call(self, x: Array, place: int, next_tokens: Sequence[int]) -> Call:
+        """Gives log-probabilities of the tokens that follow those of row `place` of x."""
         tokens = np.zeros(x.shape[1], np.int32)
         tokens[: len(next_tokens)] = next_tokens[: len(tokens)]
-        return self._score(self._arrays[0], x, np.int32(place), tokens)
+        return Call(self._score, (self._arrays[0], x, np.int32(place), tokens))
 
-    def hidden(self, x: Array, place: int) -> Array:
-        """Hidden states of row `place` after the final norm, [T, E] fp32."""
-        return hidden_states(self._arrays[0].norm, x, np.int32(place))
+    def hidden_call(self, x: Array, place: int) -> Call:
+        """Gives hidden states of row `place` after the final norm, [T, E] fp32."""
+        return Call(hidden_states, (self._arrays[0].norm, x, np.int32(place)))
 
     def write_slot(self, slot: int, sequence: NewSequence) -> None:
         """Put a sequence's parameters and history on the device."""

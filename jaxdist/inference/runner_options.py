@@ -17,7 +17,7 @@ class RunnerOptions:
         num_blocks: Blocks of one replica's pool, the null block included; None sizes the pool by
             the memory that the weights leave free.
         memory_fraction: Share of that memory to take; None is 0.9 on accelerators, 0.25 on the
-            CPU, whose memory others need too.
+            CPU, whose memory others need too, and there 2,048 tokens a sequence at most.
         max_num_seqs: Most sequences that run at a time, over all replicas.
         max_model_len: Most tokens of a sequence; None takes the model's context.
         max_row_tokens: Most tokens of one sequence in a step.

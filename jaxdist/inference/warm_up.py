@@ -1,10 +1,13 @@
 """Compiling all that a runner may ever run, before the first request comes.
 
-Each program runs once on rows of nothing but padding, which write to the null block: that also
-finds what a backend can compile and not execute.
+Several programs compile at a time, each in a thread. Then each runs once on rows of nothing but
+padding, which write to the null block: that also finds what a backend can compile and not execute.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -12,70 +15,120 @@ import jax
 
 from jaxdist.inference.buckets import PROMPT_QUERIES, Shape
 from jaxdist.inference.launches import Launch
-from jaxdist.inference.model_runner import ModelRunner
+from jaxdist.inference.model_runner import Call, Computed, ModelRunner
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.step import NewSequence
 from jaxdist.inference.step_data import StepData
 
 Progress = Callable[[int, int, str], None]  # programs compiled, of how many, what comes next
+MOST_THREADS = 8  # each holds what its compilation needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Something to compile, and its first run. calls: What it compiles; nothing where it is small.
+
+    Both may need what earlier rounds of `programs` have run.
+    """
+
+    name: str
+    calls: Callable[[], Sequence[Call]] = tuple
+    run: Callable[[], Any]
 
 
 def warm_up(runner: ModelRunner, progress: Progress | None = None) -> int:
     """Compile the runner's programs, of which there is a computed, bounded list; how many."""
-    work = programs(runner)
-    for number, (name, compile_it) in enumerate(work):
-        if progress is not None:
-            progress(number, len(work), name)
-        with jax.set_mesh(runner.mesh):
-            jax.block_until_ready(compile_it())
+    rounds = programs(runner)
+    count, done = sum(map(len, rounds)), 0
+    pool = ThreadPoolExecutor(min(MOST_THREADS, num_cores()))
+    try:
+        for work in rounds:
+            compiled = [pool.submit(_compile, runner, program) for program in work]
+            for program, future in zip(work, compiled, strict=True):
+                if progress is not None:
+                    progress(done, count, program.name)
+                future.result()
+                with jax.set_mesh(runner.mesh):
+                    jax.block_until_ready(program.run())
+                done += 1
+    finally:
+        pool.shutdown(cancel_futures=True)
     if progress is not None:
-        progress(len(work), len(work), "ready")
+        progress(count, count, "ready")
     runner.is_warm()
-    return len(work)
+    return count
 
 
-def programs(runner: ModelRunner) -> list[tuple[str, Callable[[], Any]]]:
-    """Name and a first run of each program. To be run in order: some prepare for others."""
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compile(runner: ModelRunner, program: Program) -> None:
+    with jax.set_mesh(runner.mesh):
+        for call in program.calls():
+            call.compile()
+
+
+def programs(runner: ModelRunner) -> list[list[Program]]:
+    """All there is, in rounds: what a round compiles needs what the one before has run."""
     sequence = NewSequence(prompt_ids=[0], params=SamplingParams(seed=0))
-    work: list[tuple[str, Callable[[], Any]]] = [
-        ("a sequence's start", lambda: runner.write_slot(0, sequence))
+    found: dict[Shape, Computed] = {}  # by forward passes
+    start = Program(name="a sequence's start", run=lambda: runner.write_slot(0, sequence))
+    shapes = runner.buckets.shapes
+    return [
+        [start, *(_forward(runner, shape, found) for shape in shapes)],
+        list(_after(runner, shapes, found)),
     ]
+
+
+def _forward(runner: ModelRunner, shape: Shape, found: dict[Shape, Computed]) -> Program:
+    def run() -> Any:
+        found[shape] = runner.compute(_padding(runner, shape))
+        return found[shape].x
+
+    call = runner.compute_call(_padding(runner, shape))
+    return Program(name=str(shape), calls=lambda: [call], run=run)
+
+
+def _after(
+    runner: ModelRunner, shapes: Sequence[Shape], found: dict[Shape, Computed]
+) -> Iterator[Program]:
+    """What follows the forward passes: once where they differ in nothing that it sees."""
     sampled: set[tuple[int, int]] = set()
-    for shape in runner.buckets.shapes:
-        work.append((str(shape), _forward(runner, shape)))
+    for shape in shapes:
         if (shape.rows, shape.scored) not in sampled:
             sampled.add((shape.rows, shape.scored))
-            work += _samplers(runner, shape)
+            for plain, logprobs in product((True, False), (False, True)):
+                yield _sampler(runner, shape, found, plain=plain, logprobs=logprobs)
         if shape.queries == PROMPT_QUERIES and shape.width == runner.buckets.widths[0]:
-            work += _prompt_outputs(runner, shape)
-    return work
+            yield _prompt_outputs(runner, shape, found)
 
 
-def _forward(runner: ModelRunner, shape: Shape) -> Callable[[], Any]:
-    return lambda: runner.compute(_padding(runner, shape)).x
+def _sampler(
+    runner: ModelRunner, shape: Shape, found: dict[Shape, Computed], *, plain: bool, logprobs: bool
+) -> Program:
+    how = {"plain": plain, "logprobs": logprobs}
+    return Program(
+        name=f"sampling {shape.rows} x {shape.scored}{'' if plain else ' by parameters'}"
+        f"{' with logprobs' if logprobs else ''}",
+        calls=lambda: [runner.draw_call(found[shape], **how)],
+        run=lambda: runner.draw(found[shape], **how),
+    )
 
 
-def _samplers(runner: ModelRunner, shape: Shape) -> list[tuple[str, Callable[[], Any]]]:
-    def run(plain: bool, logprobs: bool) -> Any:
-        computed = runner.compute(_padding(runner, shape))
-        return runner.draw(computed, plain=plain, logprobs=logprobs)
+def _prompt_outputs(runner: ModelRunner, shape: Shape, found: dict[Shape, Computed]) -> Program:
+    def calls() -> list[Call]:
+        x = found[shape].x
+        return [runner.score_call(x, 0, []), runner.hidden_call(x, 0)]
 
-    return [
-        (
-            f"sampling {shape.rows} x {shape.scored}{'' if plain else ' by parameters'}"
-            f"{' with logprobs' if logprobs else ''}",
-            lambda plain=plain, logprobs=logprobs: run(plain, logprobs),
-        )
-        for plain, logprobs in product((True, False), (False, True))
-    ]
-
-
-def _prompt_outputs(runner: ModelRunner, shape: Shape) -> list[tuple[str, Callable[[], Any]]]:
-    def run() -> Any:
-        x = runner.compute(_padding(runner, shape)).x
-        return runner.score(x, 0, []), runner.hidden(x, 0)
-
-    return [(f"a prompt's logprobs and embedding, {shape.rows} rows", run)]
+    return Program(
+        name=f"a prompt's logprobs and embedding, {shape.rows} rows",
+        calls=calls,
+        run=lambda: [call() for call in calls()],
+    )
 
 
 def _padding(runner: ModelRunner, shape: Shape) -> Launch:

@@ -13,6 +13,8 @@ import pytest
 
 from jaxdist.config import MeshShape, UsageError
 from jaxdist.inference import kv_pool
+from jaxdist.inference.buckets import PROMPT_QUERIES
+from jaxdist.inference.compilations import num_compilations
 from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.step import PENDING
@@ -195,10 +197,13 @@ def hidden_states(model: Transformer, text: Sequence[int]) -> np.ndarray:
 @pytest.mark.slow
 def test_nothing_is_compiled_after_the_warm_up(make):
     runner, _ = make("2x1x1", max_drafts=2, num_blocks=80)
-    seen = []
+    seen, before = [], num_compilations()
     count = warm_up(runner, lambda done, total, name: seen.append((done, total)))
+    # Each once: the first runs find what was compiled in threads. Prompts have two outputs.
+    num_prompts = sum(shape.queries == PROMPT_QUERIES for shape in runner.buckets.shapes)
+    assert num_compilations() - before == count + num_prompts
     assert seen == [(n, count) for n in range(count + 1)]
-    assert count == len(programs(runner))
+    assert count == sum(map(len, programs(runner)))
     rng = np.random.default_rng(5)
     host = Host(runner, rng)
     kinds = [
@@ -264,6 +269,8 @@ def test_the_pool_is_sized_by_the_memory_that_is_free(model_of, monkeypatch):
     # More than two times what four sequences of 64 tokens need is of no use.
     assert pool(memory_fraction=0.5).num_blocks == 1 + 2 * 16 * 4
     assert "128 blocks of 4 tokens (512 tokens a replica)" in str(pool(memory_fraction=0.5))
+    monkeypatch.setattr(kv_pool, "USUAL", 32)  # a CPU's, where no fraction is asked for
+    assert [pool(max_num_seqs=n).num_blocks for n in (1, 4)] == [1 + 16, 1 + 4 * 8]
     block = 2 * 4 * 2 * (8 + 8) * 4  # layers, tokens, heads, widths of key and value, bytes
     monkeypatch.setattr(kv_pool, "free_bytes", lambda device, count: 100 * block)
     assert [pool(memory_fraction=f).num_blocks for f in (0.5, 0.9)] == [50, 90]
