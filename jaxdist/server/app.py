@@ -24,7 +24,7 @@ from jaxdist.server.chat_completions import ChatJob
 from jaxdist.server.completions import CompletionJob
 from jaxdist.server.errors import APIError
 from jaxdist.server.gate import Gate
-from jaxdist.server.http import EventStream, error_answer, json_answer, read_body, unless_gone
+from jaxdist.server.http import EventStream, LongAnswer, error_answer, json_answer, read_body
 from jaxdist.server.metrics import CONTENT_TYPE, Metrics
 from jaxdist.server.protocol import (
     ChatRequest,
@@ -46,7 +46,6 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": responses.ErrorAnswer},
     503: {"model": responses.ErrorAnswer},
 }
-_GONE = Response(status_code=499)  # to a client that left
 _SECURITY = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
@@ -120,7 +119,7 @@ def _add_generation(app: FastAPI, service: Service, metrics: Metrics) -> None:
                 await work.prepare()
                 if body.stream:
                     return EventStream(work.stream(), _failure)
-                return await _whole(request, work.whole())
+                return LongAnswer(work.whole())
 
             return generate
 
@@ -139,7 +138,7 @@ def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
         model = service.ready_model(body.model)
         job = _job(request, service, metrics, "embd")
         await embeddings.prepare(body, job, model)
-        return await _whole(request, embeddings.whole(body, job))
+        return LongAnswer(embeddings.whole(body, job))
 
     @app.post("/tokenize", **_takes(TokenizeRequest, responses.Tokens))
     async def tokenize(request: Request) -> Response:
@@ -211,11 +210,6 @@ def _job(request: Request, service: Service, metrics: Metrics, prefix: str) -> J
     job = Job(service, metrics, prefix, salt=request.scope["state"]["salt"])
     request.scope["state"]["job"] = job
     return job
-
-
-async def _whole(request: Request, work: Awaitable[Answer]) -> Response:
-    answer = await unless_gone(request.receive, work)
-    return _GONE if answer is None else json_answer(answer)
 
 
 def _failure(error: Exception) -> APIError:

@@ -18,6 +18,8 @@ Body = TypeVar("Body", bound=BaseModel)
 Result = TypeVar("Result")
 _BODY_SECONDS = 60.0  # for a body to arrive
 _CLOSED = 499  # nobody reads it; the word that logs know for a client that left
+_GONE = Response(status_code=_CLOSED)
+PATIENCE = 20.0  # seconds between signs of life
 
 
 async def read_body(request: Request, kind: type[Body], max_bytes: int) -> Body:
@@ -86,6 +88,49 @@ def error_answer(error: APIError) -> Response:
     return Response(
         to_json(error.body()), error.status, media_type="application/json", headers=error.headers
     )
+
+
+class LongAnswer(Response):
+    """The answer that `work` comes to, with a sign of life every `PATIENCE` seconds till then.
+
+    The sign is a space, with which JSON may begin: proxies and clients hang up on a line that says
+    nothing, many after a minute. A refusal after the first one cuts the answer off, since the
+    status has been sent; to clients that is a failed connection.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, work: Awaitable[Answer]):
+        self.status_code, self.background = 200, None
+        self.init_headers()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await unless_gone(receive, self._send_all(scope, receive, send)) is None:
+            await _GONE(scope, receive, send)
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        working, begun = asyncio.ensure_future(self._work), False
+        try:
+            while not (await asyncio.wait((working,), timeout=PATIENCE))[0]:
+                if not begun:
+                    head = {"status": self.status_code, "headers": self.raw_headers}
+                    await send({"type": "http.response.start", **head})
+                    begun = True
+                await write(b" ")
+            if not begun:
+                await json_answer(working.result())(scope, receive, send)
+            elif not isinstance(working.exception(), APIError):
+                await write(working.result().json_bytes(), more=False)
+        except OSError:  # the client left between two writes
+            return False
+        finally:
+            working.cancel()
+            await asyncio.wait((working,))
+        return True
 
 
 class EventStream(Response):
