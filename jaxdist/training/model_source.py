@@ -5,6 +5,7 @@ What generation, conversion and a run's `init_from` have in common.
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ class ModelSource:
 
     def companions(self) -> dict[str, bytes]:
         """The small files that go with it, by name: tokenizer, generation config, config.json."""
+        return dict(self._companions)
+
+    @cached_property
+    def _companions(self) -> dict[str, bytes]:
         if isinstance(self.weights, HuggingFaceFolder):
             return files_beside(self.path)
         if isinstance(self.weights, GGUFFile):
