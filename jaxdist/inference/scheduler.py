@@ -260,7 +260,7 @@ class Scheduler:
     def _in_the_way(self) -> Sequence[Request]:
         """Running requests of less priority than the first that waits, as few as give it room.
 
-        None where it has room, or where they would make way in vain.
+        Nobody where it has room, or where they would make way in vain.
         """
         if not self.waiting or not self.running:
             return ()

@@ -162,6 +162,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
             created=model.created,
             owned_by="jaxdist",
             max_model_len=model.max_model_len,
+            **({"default_sampling_params": model.defaults} if model.defaults else {}),
         )
 
     @app.get("/v1/models", response_model=responses.Models, responses=_REFUSALS)

@@ -185,13 +185,14 @@ class Embeddings(Answer):
 
 
 class Model(Answer):
-    """A name under which the model is served."""
+    """A name under which the model is served; the sampling that it has of its own."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    default_sampling_params: dict[str, float] = {}
 
 
 class Models(Answer):

@@ -29,7 +29,9 @@ def load() -> Model:
     )
     engine = AsyncEngine(Engine(runner, tokenizer))
     chat, text_of = Chat(tokenizer, {}), TokenText(tokenizer)
-    return Model(engine=engine, tokenizer=tokenizer, chat=chat, text_of=text_of)
+    return Model(
+        engine=engine, tokenizer=tokenizer, chat=chat, text_of=text_of, defaults={"top_k": 30}
+    )
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ def test_the_models_own_sampling_holds_where_a_request_says_nothing(server, monk
     def texts(path, body):
         return [server.post(path, body | {"seed": seed}).json()["choices"][0] for seed in (1, 2)]
 
+    (about, _) = server.client.get("/v1/models").json()["data"]
+    assert about["default_sampling_params"] == {"temperature": 0.0}
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hi"})):
         one, other = texts(path, body)
         assert one == other

@@ -198,3 +198,15 @@ def test_light_and_dark_and_narrow(page):
     assert width <= 390
     page.click("#toggle-side")
     assert page.is_visible("#side")
+
+
+def test_the_models_own_sampling_is_where_the_controls_begin(page):
+    page.wait_for_function("document.querySelector('#top_k').value === '30'")
+    page.click("#tab-sampling")
+    page.fill("#top_k", "5")
+    page.reload()
+    page.wait_for_selector("#state-dot.ready")
+    assert page.input_value("#top_k") == "5"  # what was chosen is remembered
+    page.click("#tab-sampling")
+    page.click("#reset")
+    page.wait_for_function("document.querySelector('#top_k').value === '30'")

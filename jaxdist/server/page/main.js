@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { setModel, startChat } from "./chat.js";
 import { watch } from "./engine.js";
-import { startSampling } from "./sampling.js";
+import { startSampling, suggest } from "./sampling.js";
 import { startTheme } from "./theme.js";
 
 const $ = (id) => document.getElementById(id);
@@ -48,7 +48,9 @@ async function onState(state) {
   $("state-dot").className = `dot ${ready ? "ready" : state.includes("load") ? "" : "failed"}`;
   $("state").title = state;
   if (ready && !known) {
-    known = (await (await call("/v1/models")).json()).data[0].id;
+    const model = (await (await call("/v1/models")).json()).data[0];
+    known = model.id;
+    suggest(model.default_sampling_params ?? {});
     document.title = `${known} · jaxdist`;
     setModel(known);
   } else if (!ready && !known) {

@@ -18,6 +18,18 @@ export function startSampling() {
   show();
 }
 
+// What the model samples by where nothing was chosen here.
+export function suggest(values) {
+  const chosen = localStorage.getItem(STORE) !== null;
+  for (const [name, value] of Object.entries(values)) {
+    const field = $(name);
+    if (!field || !$("sampling").contains(field)) continue;
+    field.defaultValue = value;
+    if (!chosen) field.value = value;
+  }
+  show();
+}
+
 function keep() {
   const values = [...RANGES, ...NUMBERS, "system"].map((name) => [name, $(name).value]);
   localStorage.setItem(STORE, JSON.stringify(Object.fromEntries(values)));
