@@ -137,3 +137,10 @@ def test_a_training_run_is_served_from_its_folder(tmp_path):
         size = served.tokenizer.vocab_size
         expected = generate_ids(trained, prompt, Sampling(max_tokens=6), vocab_size=size)
         assert list(output.outputs[0].token_ids) == list(expected)
+
+
+def test_only_a_files_blocks_can_be_kept(model, tmp_path):
+    """That their text is the dequantized model's is shown in tests/inference/test_packed.py."""
+    run = write_run(tmp_path, model)
+    with pytest.raises(UsageError, match="--quantization keep: .* is a run, whose weights are not"):
+        LLM(run, quantization="keep")

@@ -22,6 +22,7 @@ def options(*words):
         (("--generation-config", "mine"), "generation-config='mine' is not one of auto, none"),
         (("--default-max-tokens", "0"), "default_max_tokens=0 must be at least 1"),
         (("--dtype", "float64"), "dtype='float64' is not one of"),
+        (("--quantization", "drop"), "quantization='drop' is not one of keep"),
         (("--block-size", "0"), "block-size=0 must be at least 1"),
         (("--memory-fraction", "2"), "memory-fraction=2.0 must be"),
         (("--max-queued", "0"), "max-queued=0 must be at least 1"),
@@ -55,4 +56,5 @@ def test_options_reach_the_engine():
     assert not given.engine().enable_prefix_caching
     assert given.engine().num_speculative_tokens == given.runner().max_drafts == 4
     assert given.runner().max_num_seqs == 8
+    assert options("--quantization", "keep").runner().quantization == "keep"
     assert options("--default-max-tokens", "99").engine().default_max_tokens == 99

@@ -11,7 +11,6 @@ rows are not cut into microbatches, which would fill the turns but read each wei
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,8 +32,7 @@ from jaxdist.ops.rope import Rope, rope_table
 from jaxdist.parallel.collectives import psum
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.sharding import only
-from jaxdist.quantization.gguf_blocks import PackedWeight
-from jaxdist.quantization.mixed_layers import MixedLayer, kept_dot
+from jaxdist.quantization.packed_layers import KeptLayer, kept_dot
 
 _WHOLE = P(None, None, None)
 
@@ -140,14 +138,11 @@ class Forward:
         attend = _Attend(
             config=config, rows=rows, kv_dtype=self.kv_dtype, paging=self.paging, tp=mesh.tp
         )
-        if mesh.tp > 1 and self.weights.keeps_blocks:  # left to the partitioner
-            kept = partial(kept_dot, compute_dtype=self.compute_dtype)
-            return replace(base, attend=attend, dot=kept, dots=None)
-        if mesh.tp > 1:
+        if mesh.tp > 1 and not self.weights.keeps_blocks:
             return replace(base, attend=attend)
 
         def dot(x: Array, w: Any) -> Array:
-            if isinstance(w, (PackedWeight, MixedLayer)):
+            if isinstance(w, KeptLayer):  # over tp it is left to the partitioner
                 return kept_dot(x, w, self.compute_dtype)
             return linear(x, w, self.compute_dtype).astype(self.compute_dtype)
 
@@ -155,6 +150,8 @@ class Forward:
             weight = Blocks(table, 0) if table.ndim == 4 else table.T
             return linear(x, weight, self.compute_dtype)
 
+        if mesh.tp > 1:
+            return replace(base, attend=attend, dot=dot, dots=None)
         return replace(base, attend=attend, dot=dot, dots=None, head=head)
 
     def _is_local(self, stage: Array | int, index: Array | int) -> bool | Array | None:

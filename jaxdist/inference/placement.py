@@ -28,8 +28,9 @@ from jaxdist.models.transformer import Block, Transformer
 from jaxdist.ops.linear import Blocks, fits_blocks, in_blocks
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
+from jaxdist.quantization import packed_layers
 from jaxdist.quantization.gguf_blocks import PackedWeight
-from jaxdist.quantization.mixed_layers import MixedLayers, mixed, mixed_layer
+from jaxdist.quantization.packed_layers import MixedLayers
 
 Load = Callable[[Any], Any]  # parameters in the structure, dtypes and shardings of its argument
 
@@ -102,10 +103,8 @@ def layer_of(stack: Block, number: Array | int, dtype: DTypeLike) -> Block:
     where they lie. dtype: of the floats that are kept as bits."""
 
     def one(leaf: Any, is_linear: bool) -> Any:
-        if isinstance(leaf, PackedWeight):
-            return jax.tree.map(lambda part: read(part, number), leaf)
-        if isinstance(leaf, MixedLayers):
-            return mixed_layer(leaf, number)
+        if isinstance(leaf, (PackedWeight, MixedLayers)):
+            return packed_layers.layer_of(leaf, number)
         if is_linear and leaf.ndim == 4:
             return Blocks(leaf, number)
         leaf = read(leaf, number)
@@ -138,11 +137,10 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     platform, in_stages = platform_of(mesh), mesh.shape["pp"]
     splits = mesh.shape["tp"] > 1
     are_linear = jax.tree.leaves(_are_linear(jax.tree.unflatten(structure, leaves)))
-    by_layer = platform == "gpu"
 
     def lay_out(leaf: Array, blocks: bool) -> list[Array]:
         leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
-        if by_layer:
+        if platform == "gpu":
             return [leaf[:, layer : layer + 1] for layer in range(leaf.shape[1])]
         if blocks:
             return [in_blocks(leaf)]
@@ -152,7 +150,7 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     for is_linear in are_linear:
         leaf = leaves.pop(0)
         if _is_kept(leaf):
-            parts.append(_kept(leaf, mesh, by_layer))
+            parts.append(_kept(leaf, mesh))
             continue
         blocks = is_linear and leaf.ndim == 3 and not splits
         blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
@@ -162,17 +160,21 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
 
 
-def _kept(weight: PackedWeight | PerLayer, mesh: Mesh, by_layer: bool) -> list[Any]:
-    """A weight in blocks [S * L, ...] as one stack, or as one for each layer."""
+def _kept(weight: PackedWeight | PerLayer, mesh: Mesh) -> list[Any]:
+    """A weight in blocks [S * L, ...] as the stacks that the backend wants."""
+    by_layer = platform_of(mesh) == "gpu"
+    lanes = platform_of(mesh) == "cpu" and mesh.shape["tp"] == 1
     if isinstance(weight, PerLayer):  # of one stage, see `gguf_packed.check_packed`
-        stacks = weight.layers if by_layer else (mixed(weight.layers),)
+        stacks = weight.layers if by_layer else (packed_layers.mixed(weight.layers, lanes),)
         lead = range(2 if by_layer else 1)
         return [_placed(jax.tree.map(lambda a: jnp.expand_dims(a, lead), s), mesh) for s in stacks]
     in_stages = mesh.shape["pp"]
+    if lanes:
+        weight = packed_layers.in_lanes(weight)
     stack = jax.tree.map(lambda a: a.reshape(in_stages, -1, *a.shape[1:]), weight)
     if not by_layer:
         return [_placed(stack, mesh)]
-    count = weight.shape[0] // in_stages
+    count = jax.tree.leaves(stack)[0].shape[1]
     layers = [jax.tree.map(lambda a, n=n: a[:, n : n + 1], stack) for n in range(count)]
     return [_placed(layer, mesh) for layer in layers]
 

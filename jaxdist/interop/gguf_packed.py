@@ -92,9 +92,9 @@ def _put(weight: Any, like: jax.ShapeDtypeStruct, lead: int) -> Any:
     first = (layers,) * lead
     if not isinstance(weight, PackedWeight):
         return jax.device_put(weight, NamedSharding(mesh, P(*first, inputs, outputs)))
-    blocks = next(iter(weight.parts.values())).shape[-2]
+    blocks = next(iter(weight.parts.values())).shape[-3]
     size = 1 if inputs is None else mesh.shape[inputs]
-    spec = P(*first, outputs, inputs if blocks % size == 0 else None, None)
+    spec = P(*first, inputs if blocks % size == 0 else None, None, outputs)
     return jax.device_put(weight, NamedSharding(mesh, spec))
 
 

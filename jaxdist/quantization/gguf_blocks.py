@@ -1,8 +1,10 @@
 """Weights kept in the blocks of a GGUF file, on the device, until they are multiplied.
 
-Shapes: K inputs and N outputs of a product, B blocks along K, W weights a block, T tokens; leading
-dims (...) are layers or experts. A packed weight is stored by outputs, [..., N, B, part], because
-blocks run along K. N and B are whole dims of every part, so either can be sharded.
+Shapes: K inputs and N outputs of a product, B blocks along K, G groups of W weights in a block, T
+tokens; leading dims (...) are layers or experts. A packed weight is stored as a plain one, [K, N],
+with blocks in place of K: [..., B, part, N]. Files have it by outputs; here outputs come last, so
+that neighbours are computed alike, at once. B and N are whole dims of every part, so either can be
+sharded.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +17,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxdist.ops.dot import dot
-from jaxdist.ops.product import product
 from jaxdist.quantization.gguf_types import BY_NAME
 
-Parts = Mapping[str, Any]  # arrays [..., N, B, part] by the names of `LAYOUTS`
+Parts = Mapping[str, Any]  # arrays [..., B, part, N] by the names of `LAYOUTS`
 
 
 @jax.tree_util.register_dataclass
@@ -35,7 +36,7 @@ class PackedWeight:
     @property
     def shape(self) -> tuple[int, ...]:
         """[..., K, N], as the dequantized weight would be."""
-        *leading, outputs, blocks, _ = next(iter(self.parts.values())).shape
+        *leading, blocks, _, outputs = next(iter(self.parts.values())).shape
         return (*leading, blocks * BY_NAME[self.type_name].block_size, outputs)
 
     def __getitem__(self, index: Any) -> "PackedWeight":
@@ -49,22 +50,21 @@ def pack(raw: np.ndarray, type_name: str) -> PackedWeight:
     parts: dict[str, np.ndarray] = {}
     start = 0
     for name, (num_bytes, dtype) in LAYOUTS[type_name].parts.items():
-        parts[name] = np.ascontiguousarray(blocks[..., start : start + num_bytes]).view(dtype)
+        part = np.ascontiguousarray(blocks[..., start : start + num_bytes]).view(dtype)
+        parts[name] = np.ascontiguousarray(np.moveaxis(part, -3, -1))
         start += num_bytes
     return PackedWeight(parts=parts, type_name=type_name)
 
 
 def unpack(packed: PackedWeight) -> jax.Array:
-    """The fp32 weights by outputs, [..., N, K]."""
+    """The fp32 weights, [..., K, N]."""
     weights = LAYOUTS[packed.type_name].unpack(packed.parts)
-    return weights.reshape(*weights.shape[:-3], -1)
+    return weights.reshape(*weights.shape[:-4], -1, weights.shape[-1])
 
 
 def packed_dot(x: jax.Array, packed: PackedWeight, compute_dtype: DTypeLike) -> jax.Array:
     """x [..., K] times a packed [K, N] -> [..., N], as `ops.dot` of the dequantized weight."""
-    weights_NK = unpack(packed).astype(compute_dtype)
-    out = product(x, weights_NK, ((x.ndim - 1,), (1,)), compute_dtype=compute_dtype)
-    return out.astype(compute_dtype)
+    return dot(x, unpack(packed), compute_dtype)
 
 
 def dot_of_either(x: jax.Array, weight: Any, compute_dtype: DTypeLike) -> jax.Array:
@@ -74,56 +74,56 @@ def dot_of_either(x: jax.Array, weight: Any, compute_dtype: DTypeLike) -> jax.Ar
     return dot(x, weight, compute_dtype)
 
 
-def packed_rows(packed: PackedWeight, ids: jax.Array) -> jax.Array:
-    """Rows of a packed table: for ids [...] below N, fp32 [..., K]. An embedding lookup."""
-    return unpack(packed[ids])
-
-
 def _halves(bits: jax.Array) -> jax.Array:
     """The numbers whose fp16 bits these are, in fp32."""
     return jax.lax.bitcast_convert_type(bits, jnp.float16).astype(jnp.float32)
 
 
+def _fields(packed: jax.Array, width: int) -> jax.Array:
+    """Of bytes [..., n, N] the fields of `width` bits, the lowest first, [..., 8 / width, n, N].
+
+    By a shift for each field: put together of fields, they would be chosen one by one.
+    """
+    shifts = jnp.arange(0, 8, width, dtype=jnp.uint8)[:, None, None]
+    shifts = jax.lax.expand_dims(shifts, range(packed.ndim - 2))
+    return jnp.expand_dims(packed, -3) >> shifts & (1 << width) - 1
+
+
 def _nibbles(packed: jax.Array, group: int) -> jax.Array:
-    """0 to 15, [..., G, group]: of each `group` bytes the low halves, then the high ones."""
-    groups = packed.reshape(*packed.shape[:-1], -1, 1, group)
-    split = jnp.concatenate([groups & 15, groups >> 4], axis=-2)
-    return split.reshape(*packed.shape[:-1], -1, group)
-
-
-def _bits(packed: jax.Array) -> jax.Array:
-    """The bits of bytes [..., n] from the lowest on, [..., n, 8]."""
-    shifts = jax.lax.expand_dims(jnp.arange(8, dtype=jnp.uint8), range(packed.ndim))
-    return packed[..., None] >> shifts & 1
+    """0 to 15, [..., G, group, N]: of each `group` bytes the low halves, then the high ones."""
+    *leading, size, outputs = packed.shape
+    groups = packed.reshape(*leading, size // group, group, outputs)
+    return _fields(groups, 4).reshape(*leading, -1, group, outputs)
 
 
 def _q4_0(parts: Parts) -> jax.Array:
     weights = _nibbles(parts["quants"], 16).astype(jnp.float32) - 8
-    return weights * _halves(parts["scale"])[..., None]
+    return weights * _halves(parts["scale"])[..., None, :]
 
 
 def _q4_1(parts: Parts) -> jax.Array:
     weights = _nibbles(parts["quants"], 16).astype(jnp.float32)
-    return weights * _halves(parts["scale"])[..., None] + _halves(parts["minimum"])[..., None]
+    return weights * _halves(parts["scale"])[..., None, :] + _halves(parts["minimum"])[..., None, :]
 
 
 def _q5(parts: Parts) -> jax.Array:
-    """0 to 31, [..., N, B, 2, 16]."""
+    """0 to 31, [..., B, 2, 16, N]."""
     nibbles = _nibbles(parts["quants"], 16)
-    return (nibbles | _bits(parts["high"]).reshape(nibbles.shape) << 4).astype(jnp.float32)
+    bits = jnp.swapaxes(_fields(parts["high"], 1), -2, -3)  # the bits of a byte in their order
+    return (nibbles | bits.reshape(nibbles.shape) << 4).astype(jnp.float32)
 
 
 def _q5_0(parts: Parts) -> jax.Array:
-    return (_q5(parts) - 16) * _halves(parts["scale"])[..., None]
+    return (_q5(parts) - 16) * _halves(parts["scale"])[..., None, :]
 
 
 def _q5_1(parts: Parts) -> jax.Array:
-    weights = _q5(parts)
-    return weights * _halves(parts["scale"])[..., None] + _halves(parts["minimum"])[..., None]
+    scale, minimum = (_halves(parts[name])[..., None, :] for name in ("scale", "minimum"))
+    return _q5(parts) * scale + minimum
 
 
 def _q8_0(parts: Parts) -> jax.Array:
-    return (parts["quants"].astype(jnp.float32) * _halves(parts["scale"]))[..., None, :]
+    return (parts["quants"].astype(jnp.float32) * _halves(parts["scale"]))[..., None, :, :]
 
 
 def _q4_k(parts: Parts) -> jax.Array:
@@ -131,30 +131,29 @@ def _q4_k(parts: Parts) -> jax.Array:
 
 
 def _q5_k(parts: Parts) -> jax.Array:
-    bits = jnp.swapaxes(_bits(parts["high"]), -1, -2)  # one of each of 8 groups in a byte
-    return _scaled(_nibbles(parts["quants"], 32) | bits << 4, parts)
+    # Bit g of byte w is that of weight w in group g.
+    return _scaled(_nibbles(parts["quants"], 32) | _fields(parts["high"], 1) << 4, parts)
 
 
 def _scaled(quants: jax.Array, parts: Parts) -> jax.Array:
     """Of 8 groups of 32: the 6-bit scales and minima of each lie in pairs."""
-    low, high = parts["pairs"][..., 8:], parts["pairs"][..., :8]
-    nibbles = jnp.concatenate([low & 15, low >> 4], axis=-1)  # of 4 scales, then of 4 minima
+    low, high = parts["pairs"][..., 8:, :], parts["pairs"][..., :8, :]
+    nibbles = jnp.concatenate([low & 15, low >> 4], axis=-2)  # of 4 scales, then of 4 minima
     first, last = high & 63, nibbles | (high >> 2) & 48
-    scales = jnp.concatenate([first[..., :4], last[..., :4]], axis=-1).astype(jnp.float32)
-    minima = jnp.concatenate([first[..., 4:], last[..., 4:]], axis=-1).astype(jnp.float32)
+    scales = jnp.concatenate([first[..., :4, :], last[..., :4, :]], axis=-2).astype(jnp.float32)
+    minima = jnp.concatenate([first[..., 4:, :], last[..., 4:, :]], axis=-2).astype(jnp.float32)
     scales, minima = _halves(parts["scale"]) * scales, _halves(parts["minimum"]) * minima
-    return quants.astype(jnp.float32) * scales[..., None] - minima[..., None]
+    return quants.astype(jnp.float32) * scales[..., None, :] - minima[..., None, :]
 
 
 def _q6_k(parts: Parts) -> jax.Array:
     low, high = _nibbles(parts["low"], 64), parts["high"]
-    shifts = jnp.arange(0, 8, 2, dtype=jnp.uint8)[:, None]
-    halves = high.reshape(*high.shape[:-1], 2, 1, 32)
-    shifts = jax.lax.expand_dims(shifts, range(halves.ndim - 2))
-    pairs = (halves >> shifts & 3).reshape(*high.shape[:-1], 16, 16)
+    *leading, _, _, outputs = low.shape
+    halves = high.reshape(*leading, 2, 32, outputs)
+    pairs = _fields(halves, 2).reshape(*leading, 16, 16, outputs)
     weights = (low.reshape(pairs.shape) | pairs << 4).astype(jnp.float32) - 32
     scales = _halves(parts["scale"]) * parts["scales"].astype(jnp.float32)
-    return weights * scales[..., None]
+    return weights * scales[..., None, :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +161,7 @@ class Layout:
     """A block's parts in the order of its bytes, and how they become weights."""
 
     parts: Mapping[str, tuple[int, Any]]  # name -> (bytes in a block, dtype)
-    unpack: Callable[[Parts], jax.Array]  # -> fp32 [..., N, B, groups, weights of a group]
+    unpack: Callable[[Parts], jax.Array]  # -> fp32 [..., B, G, W, N]
 
 
 _SCALE = {"scale": (2, np.uint16)}

@@ -16,7 +16,7 @@ from jaxdist.interop.gguf_packed import check_packed, load_packed_parameters
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.quantization.gguf_blocks import PackedWeight
-from jaxdist.quantization.mixed_layers import MixedLayers
+from jaxdist.quantization.packed_layers import MixedLayers
 from jaxdist.training.model_source import open_model
 from tests.inference.small_host import dense
 from tests.inference.test_families import COUNT, PROMPTS, texts

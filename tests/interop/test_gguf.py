@@ -117,8 +117,8 @@ def test_packed_equals_dequantized(model: str, gguf_type: str, small, tmp_path: 
             continue
         assert file.packed_type(name, layer) == TYPES[gguf_type][0]
         plain = file.load(name, layer)
-        rows = plain if name in ("embed_tokens", "lm_head") else plain.T
-        np.testing.assert_array_equal(unpack(file.load_packed(name, layer)), rows)
+        ours = plain.T if name in ("embed_tokens", "lm_head") else plain
+        np.testing.assert_array_equal(unpack(file.load_packed(name, layer)), ours)
 
 
 def test_gains_survive_a_file_in_a_file(small, tmp_path: Path):

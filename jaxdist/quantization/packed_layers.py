@@ -1,0 +1,148 @@
+"""Stacks of layers in blocks, of which a server's loop multiplies one after the other.
+
+A layer is left where it lies, in the stack of those that are stored alike. In files called Q4_K_M
+there are several such stacks: a layer's number tells which, and where in it, so that a program
+holds one product for each kind and computes one of them.
+
+CPUs take a stack in lanes, [L, N / LANES, B, part, LANES]: the columns of a few lanes are made into
+numbers in the cache and multiplied there, so that memory is read packed. Other backends take it as
+it is, [L, B, part, N].
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxdist.ops.dot import dot
+from jaxdist.ops.linear import DEPTH, FEW, LANES
+from jaxdist.ops.stacks import as_bits, from_bits, read
+from jaxdist.quantization.gguf_blocks import PackedWeight, unpack
+from jaxdist.quantization.gguf_types import BY_NAME
+
+IN_LANES = 5  # dims of a part, the stack's included
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class MixedLayers:
+    """Stacks of `PackedWeight`s or arrays [.., K, N], and for each layer the place of its own."""
+
+    stacks: tuple[Any, ...]
+    kinds: jax.Array  # [L] int32: which stack
+    places: jax.Array  # [L] int32: where in it
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class KeptLayer:
+    """One layer's weight, left in its stack."""
+
+    stacks: tuple[Any, ...]
+    kind: ArrayLike
+    place: ArrayLike
+
+    def __getitem__(self, index: EllipsisType) -> "KeptLayer":
+        """Itself: a Module asks for its parameter's whole value so."""
+        return self
+
+
+def mixed(layers: Sequence[Any], lanes: bool) -> MixedLayers:
+    """Of one weight a layer, each a `PackedWeight` or an array."""
+    names = [layer.type_name if isinstance(layer, PackedWeight) else "" for layer in layers]
+    kinds = sorted(set(names))
+    stacks, places = [], np.zeros(len(layers), np.int32)
+    for kind in kinds:
+        numbers = [number for number, name in enumerate(names) if name == kind]
+        places[numbers] = np.arange(len(numbers))
+        stack = jax.tree.map(lambda *parts: jnp.stack(parts), *(layers[n] for n in numbers))
+        stacks.append(in_lanes(stack) if lanes and kind else jax.tree.map(as_bits, stack))
+    numbers = [kinds.index(name) for name in names]
+    return MixedLayers(
+        stacks=tuple(stacks), kinds=jnp.array(numbers, jnp.int32), places=jnp.array(places)
+    )
+
+
+def in_lanes(stack: PackedWeight) -> PackedWeight:
+    """Parts [L, B, part, N] as [L, N / LANES, B, part, LANES] where LANES divides N."""
+    if stack.shape[-1] % LANES:
+        return stack
+
+    def split(part: jax.Array) -> jax.Array:
+        lanes = part.reshape(*part.shape[:-1], -1, LANES)
+        return jnp.moveaxis(lanes, -2, 1)
+
+    return jax.tree.map(split, stack)
+
+
+def layer_of(weight: PackedWeight | MixedLayers, number: jax.Array | int) -> KeptLayer:
+    """Layer `number` of a stack."""
+    if isinstance(weight, PackedWeight):
+        return KeptLayer(stacks=(weight,), kind=0, place=number)
+    return KeptLayer(stacks=weight.stacks, kind=weight.kinds[number], place=weight.places[number])
+
+
+def kept_dot(x: jax.Array, weight: KeptLayer, compute_dtype: DTypeLike) -> jax.Array:
+    """x [..., K] times the layer's weight -> [..., N], as `ops.dot` of the dequantized one."""
+
+    def branch(stack: Any) -> Callable[[jax.Array, ArrayLike], jax.Array]:
+        def product(x: jax.Array, place: ArrayLike) -> jax.Array:
+            if isinstance(stack, PackedWeight):
+                return _packed_dot(x, stack, place, compute_dtype)
+            return dot(x, from_bits(read(stack, place), compute_dtype), compute_dtype)
+
+        return product
+
+    branches = [branch(stack) for stack in weight.stacks]
+    if len(branches) == 1:
+        return branches[0](x, weight.place)
+    return lax.switch(weight.kind, branches, x, weight.place)
+
+
+def _packed_dot(
+    x: jax.Array, stack: PackedWeight, place: ArrayLike, compute_dtype: DTypeLike
+) -> jax.Array:
+    *lead, depth = x.shape
+    rows = math.prod(lead)
+    in_lanes = next(iter(stack.parts.values())).ndim == IN_LANES
+    if in_lanes and rows <= FEW:
+        out_RN = _by_lanes(x.reshape(rows, depth).astype(jnp.float32), stack, place)
+        return out_RN.reshape(*lead, -1).astype(compute_dtype)
+    weight = unpack(jax.tree.map(lambda part: read(part, place), stack))
+    if in_lanes:  # [C, K, LANES]
+        weight = jnp.moveaxis(weight, 0, 1).reshape(depth, -1)
+    return dot(x, weight, compute_dtype)
+
+
+def _by_lanes(x_RK: jax.Array, stack: PackedWeight, place: ArrayLike) -> jax.Array:
+    """fp32 x times the columns of each block of lanes in turn, [R, N] fp32."""
+    num_rows, _ = x_RK.shape
+    _, num_lanes, num_blocks, _, lanes = next(iter(stack.parts.values())).shape
+    size = BY_NAME[stack.type_name].block_size
+    step = max(1, DEPTH // size)
+
+    def columns(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
+        sums = []
+        for first in range(0, num_blocks, step):
+            count = min(step, num_blocks - first)
+
+            def own(part: jax.Array, first=first, count=count) -> jax.Array:
+                start = (jnp.int32(place), number, 0 * number + first, 0 * number, 0 * number)
+                sizes = (1, 1, count, *part.shape[3:])
+                return lax.dynamic_slice(part, start, sizes)[0, 0]
+
+            # Or the numbers would be made again for each row, inside of the product.
+            weight_KL = lax.optimization_barrier(unpack(jax.tree.map(own, stack)))
+            x_Rk = x_RK[:, first * size : (first + count) * size]
+            sums.append(jnp.matmul(x_Rk, weight_KL, precision=lax.Precision.HIGHEST))
+        return lax.dynamic_update_index_in_dim(out_CRL, sum(sums[1:], sums[0]), number, 0)
+
+    out_CRL = lax.fori_loop(0, num_lanes, columns, jnp.zeros((num_lanes, num_rows, lanes)))
+    return jnp.moveaxis(out_CRL, 0, 1).reshape(num_rows, -1)
