@@ -1,7 +1,5 @@
 """How many programs this process has compiled: a server that is warm compiles none."""
 
-from typing import Any
-
 from jax import monitoring
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
@@ -13,7 +11,7 @@ def num_compilations() -> int:
     return _count
 
 
-def _listen(event: str, duration: float, **_: Any) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     global _count
     _count += event == _EVENT
 

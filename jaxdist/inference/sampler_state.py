@@ -8,7 +8,7 @@ of a step names it then. Every write has the same shapes, so it compiles once.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,14 +128,15 @@ def start_slot(state: SamplerState, slot: jax.Array | int, one: SamplerState) ->
 
 def _blank(num_columns: int) -> SamplerState:
     num_words = words(num_columns)
-    return SamplerState(
-        numbers=np.zeros(7, np.float32),
-        whole=np.zeros(7, np.int32),
-        bias_ids=np.full(LOGIT_BIASES, num_columns, np.int32),
-        biases=np.zeros(LOGIT_BIASES, np.float32),
-        allowed=np.zeros(num_words, np.uint32),
-        enders=np.zeros(num_words, np.uint32),
-        prompt=np.zeros(num_words, np.uint32),
-        counts=np.zeros(num_columns, np.int32),
-        last=np.int32(0),
-    )
+    arrays: dict[str, Any] = {  # of the host
+        "numbers": np.zeros(7, np.float32),
+        "whole": np.zeros(7, np.int32),
+        "bias_ids": np.full(LOGIT_BIASES, num_columns, np.int32),
+        "biases": np.zeros(LOGIT_BIASES, np.float32),
+        "allowed": np.zeros(num_words, np.uint32),
+        "enders": np.zeros(num_words, np.uint32),
+        "prompt": np.zeros(num_words, np.uint32),
+        "counts": np.zeros(num_columns, np.int32),
+        "last": np.int32(0),
+    }
+    return SamplerState(**arrays)

@@ -170,7 +170,8 @@ class SamplingParams:
             ids = getattr(self, name)
             if ids is None and name == "allowed_token_ids":
                 continue
-            _most(name, _sequence(name, ids), MAX_IDS)
+            ids = _sequence(name, ids)
+            _most(name, ids, MAX_IDS)
             for token in ids:
                 limits.whole(f"a token of {name}", token, 0)
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):

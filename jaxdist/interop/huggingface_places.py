@@ -48,14 +48,14 @@ def places(family: Family, config: ModelConfig) -> dict[str, Place]:
         assert stack is not None
         name = leaf.removeprefix(stack)
         first = 0 if stack == DENSE else config.first_k_dense_replace
-        where = {"first_layer": first, "num_layers": shape[0]}
         if name in family.experts:
             found[leaf] = Place(
                 tensor=family.layers + family.experts[name],
                 stop=shape[-1],
                 transposed=True,
                 num_experts=shape[1],
-                **where,
+                first_layer=first,
+                num_layers=shape[0],
             )
             continue
         module, _, kind = name.rpartition("/")
@@ -69,7 +69,8 @@ def places(family: Family, config: ModelConfig) -> dict[str, Place]:
             stop=sum(outputs[: index + 1]),
             outputs_first=family.by_outputs or not matrix,
             transposed=family.by_outputs and matrix,
-            **where,
+            first_layer=first,
+            num_layers=shape[0],
         )
     return found
 

@@ -39,7 +39,7 @@ class WeightSource(Protocol):
         """Names of the weights, as in `leaves`."""
         ...
 
-    def load(self, name: str, layer: int | None = None) -> np.ndarray:
+    def load(self, name: str, layer: int | None = None) -> Any:
         """A weight (of a stack: one layer's), in any float dtype, perhaps as a view of a file.
 
         Layers are counted from the stack's first.

@@ -60,23 +60,30 @@ class Attention(nnx.Module):
         is_local: bool | jax.Array | None = None,
     ) -> tuple[jax.Array, Cache]:
         q_BTE, k_BTE, v_BTE = Linear.fan_out((self.q_proj, self.k_proj, self.v_proj), x_BTD, ctx)
-        if self.q_norm is not None and self.norm_width == "all":
-            q_BTE, k_BTE = self.q_norm(q_BTE), self.k_norm(k_BTE)
+        q_BTE, k_BTE = self._normed("all", q_BTE, k_BTE)
         q_BTNH = self._heads(q_BTE, "q_proj", "heads", ctx)
         k_BTKH = self._heads(k_BTE, "k_proj", "kv_heads", ctx)
         v_BTKH = self._heads(v_BTE, "v_proj", "kv_heads", ctx)
-        if self.q_norm is not None and self.norm_width == "head":
-            q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
+        q_BTNH, k_BTKH = self._normed("head", q_BTNH, k_BTKH)
         if self.rotates:
             q_BTNH, k_BTKH = apply_rope(q_BTNH, rope), apply_rope(k_BTKH, rope)
         q_BTNH, k_BTKH, v_BTKH = (checkpoint_name(x, "qkv") for x in (q_BTNH, k_BTKH, v_BTKH))
-        special = {"scale": self.scale, "softcap": self.softcap}
-        special["is_local"] = is_local if self.mixes_windows else None
+        special = {
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "is_local": is_local if self.mixes_windows else None,
+        }
         special = {name: value for name, value in special.items() if value is not None}
         out_BTNH, cache = ctx.attend(q_BTNH, k_BTKH, v_BTKH, cache, **special)
         out_BTNH = ctx.constrain(out_BTNH, ("batch", "length", "heads", "head_dim"))
         out_BTE = rearrange(out_BTNH, "b t n h -> b t (n h)")
         return checkpoint_name(self.o_proj(out_BTE, ctx), "o_proj"), cache
+
+    def _normed(self, width: str, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """q and k, normed where this is the width over which the model norms them."""
+        if self.q_norm is None or self.k_norm is None or self.norm_width != width:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
 
     def _heads(self, out_BTE: jax.Array, name: str, axis: str, ctx: Context) -> jax.Array:
         out = rearrange(checkpoint_name(out_BTE, name), "b t (n h) -> b t n h", h=self.head_dim)

@@ -65,12 +65,13 @@ class LatentAttention(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         plain, turned = self.widths.plain, self.widths.turned
         if self.q_proj is not None:
-            outs = Linear.fan_out((self.q_proj, self.kv_a_proj_with_mqa), x_BTD, ctx)
-            q_BTE, latent_BTC = outs
+            projections = (self.q_proj, self.kv_a_proj_with_mqa)
+            q_BTE, latent_BTC = Linear.fan_out(projections, x_BTD, ctx)
         else:
-            outs = Linear.fan_out((self.q_a_proj, self.kv_a_proj_with_mqa), x_BTD, ctx)
-            latent_BTC = outs[1]
-            (q_BTE,) = Linear.fan_out((self.q_b_proj,), self.q_a_layernorm(outs[0]), ctx)
+            down, norm, up = self.q_a_proj, self.q_a_layernorm, self.q_b_proj
+            assert down is not None and norm is not None and up is not None
+            q_BTC, latent_BTC = Linear.fan_out((down, self.kv_a_proj_with_mqa), x_BTD, ctx)
+            (q_BTE,) = Linear.fan_out((up,), norm(q_BTC), ctx)
         rank = latent_BTC.shape[-1] - turned
         k_turned_BT1R = _pairs_apart(latent_BTC[:, :, None, rank:])
         latent_BTC = self.kv_a_layernorm(latent_BTC[..., :rank])

@@ -126,7 +126,7 @@ def masked_attention(
     Every query must see at least one key.
     """
     batch, length, heads, head_dim = q_BTNH.shape
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     kv_heads = k_BSKH.shape[2]
     q_BTKGH = q_BTNH.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     highest = jax.lax.Precision.HIGHEST
@@ -136,7 +136,7 @@ def masked_attention(
         k_BSKH.astype(jnp.float32),
         precision=highest,
     )
-    score_BKGTS = score_BKGTS * scale
+    score_BKGTS = score_BKGTS * factor
     if softcap is not None:
         score_BKGTS = softcap * jnp.tanh(score_BKGTS / softcap)
     score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, -jnp.inf)

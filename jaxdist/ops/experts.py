@@ -148,5 +148,7 @@ def _owners(x_PD: Array, groups_E: Array, block: int) -> tuple[Array, Array]:
 def _zeros(shape: tuple[int, ...], dtype: DTypeLike, *like: Array) -> Array:
     """Zeros that vary over the mesh axes over which any of `like` does."""
     never = jnp.zeros((), bool)
-    zero = sum(jnp.where(never, a.ravel()[0].astype(jnp.float32), 0.0) for a in like)
+    zero = jnp.float32(0)
+    for a in like:
+        zero += jnp.where(never, a.ravel()[0].astype(jnp.float32), 0.0)
     return jnp.broadcast_to(zero.astype(dtype), shape)

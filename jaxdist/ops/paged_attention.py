@@ -74,11 +74,12 @@ def paged_attention(
     """
     batch, length, heads, head_dim = q_BTNH.shape
     page_size, kv_heads = pages.keys.shape[1:3]
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = head_dim**-0.5 if scale is None else scale
     width = max(1, CHUNK // page_size)
     tables = jnp.pad(rows.tables, ((0, 0), (0, -rows.tables.shape[1] % width)))
     query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
-    q_BKRH = rearrange(q_BTNH.astype(jnp.float32) * scale, "b t (k g) h -> b k (g t) h", k=kv_heads)
+    scaled_BTNH = q_BTNH.astype(jnp.float32) * factor
+    q_BKRH = rearrange(scaled_BTNH, "b t (k g) h -> b k (g t) h", k=kv_heads)
     num_rows = q_BKRH.shape[2]
 
     def chunk(index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:

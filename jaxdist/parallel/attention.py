@@ -65,7 +65,7 @@ def _backward(
         axis_names={"tp"},
         in_specs=(_HEADS, _HEADS, _HEADS, P(), _HEADS, _STATISTICS, _HEADS),
         out_specs=(_HEADS, _HEADS, _HEADS),
-    )(*kept, dout_BTNH)
+    )(*kept, dout_BTNH)  # pyright: ignore[reportCallIssue]: as many as `_forward` has kept
     return *gradients, None
 
 

@@ -23,7 +23,7 @@ def training_context(
     config: ModelConfig,
     rules: Rules,
     mesh: MeshShape,
-    segment_ids_BT: Array,
+    segment_ids_BT: Array | None,
     compute_dtype: DTypeLike,
 ) -> Context:
     """Causal attention within segments, activations sharded over tp by `rules`."""
@@ -45,7 +45,11 @@ def training_context(
         traced, fixed = (is_local, None) if isinstance(is_local, Array) else (None, is_local)
 
         def attention(
-            q_BTNH: Array, k_BTKH: Array, v_BTKH: Array, segment_ids_BT: Array, traced: Array | None
+            q_BTNH: Array,
+            k_BTKH: Array,
+            v_BTKH: Array,
+            segment_ids_BT: Array | None,
+            traced: Array | None,
         ) -> Array:
             return causal_attention(
                 q_BTNH,

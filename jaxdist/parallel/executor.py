@@ -31,7 +31,7 @@ from jaxdist.parallel.schedule import Schedule
 from jaxdist.parallel.schedules import forward_only
 from jaxdist.parallel.sharding import only
 from jaxdist.parallel.stage import Rings, Stage
-from jaxdist.parallel.tick import Carry, Tick
+from jaxdist.parallel.tick import Carry, Tick, present
 from jaxdist.parallel.vocabulary import Vocabulary
 from jaxdist.parallel.zero import Zero
 
@@ -105,7 +105,7 @@ class Executor:
         gradients = carry.gradients
         if schedule.lead:
             last = jnp.int32(schedule.embed_backward[-1])
-            gradients = self.ends.embed_backward(last, carry.leaving, gradients)
+            gradients = self.ends.embed_backward(last, present(carry.leaving), gradients)
         return self._total(carry.loss), self.zero.reduce(self.layouts, gradients)
 
     def evaluate(self) -> Array:

@@ -82,8 +82,8 @@ class _Proof:
                 self._refuse(
                     ticks[receiver, entry],
                     receiver,
-                    f"{kind} of {self._words(entry)} before it can be there: stage {sender} sends "
-                    f"it in tick {ticks[sender, sent[early[0]]]}",
+                    f"{kind} of {self._words(int(entry))} before it can be there: stage {sender} "
+                    f"sends it in tick {ticks[sender, sent[early[0]]]}",
                 )
 
     def follows(

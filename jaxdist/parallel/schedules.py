@@ -56,7 +56,9 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
         for stage in np.flatnonzero(b != IDLE):
             pending[stage].append(int(b[stage]))
         w = [queue.pop(0) if queue and ok else IDLE for queue, ok in zip(pending, may, strict=True)]
-        forward.append(f), backward.append(b), weight.append(np.array(w, np.int32))
+        forward.append(f)
+        backward.append(b)
+        weight.append(np.array(w, np.int32))
 
     for tick, (f, b) in enumerate(zip(base.forward, base.backward, strict=True)):
         if tick < 2 * (num_stages - 1):

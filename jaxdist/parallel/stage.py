@@ -37,8 +37,8 @@ class Work:
 
     first: Array | int  # row of the stretch's first layer
     trips: Array | int  # K, or how many layers to run of it
-    live: Array | None = None  # of the trips those that have a layer; None: all
-    slot: Array  # of the residuals' rings
+    live: Array | int | None = None  # of the trips those that have a layer; None: all
+    slot: Array | int  # of the residuals' rings
     then: Array | int = 0  # row that the next slot of this kind begins with
 
 
@@ -98,8 +98,9 @@ class Stage:
             (y, own), saved, _ = self._linearize(parameters, x, self._inputs(inputs, row))
             residuals = _put(residuals, self._sent(saved), work.slot, index)
             if work.live is not None:
-                y = jnp.where(index < work.live, y, x)
-                own = jax.tree.map(lambda own: jnp.where(index < work.live, own, 0.0), own)
+                is_live = index < work.live
+                y = jnp.where(is_live, y, x)
+                own = jax.tree.map(lambda own: jnp.where(is_live, own, 0.0), own)
             return y, jax.tree.map(jnp.add, loss, own), residuals, ready
 
         loss = vary(jnp.float32(0)) if self.has_loss else None
@@ -348,7 +349,7 @@ class Stage:
         return found[0]
 
 
-def _put(rings: Rings, leaves: Sequence[Array], slot: Array, index: Array) -> Rings:
+def _put(rings: Rings, leaves: Sequence[Array], slot: Array | int, index: Array) -> Rings:
     return [
         write(ring, as_bits(leaf), slot, index) for ring, leaf in zip(rings, leaves, strict=True)
     ]

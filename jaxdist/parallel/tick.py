@@ -83,7 +83,7 @@ class Tick:
         if "weight" in used:
             self._weights()
         if schedule.lead and "embed_backward" in used:
-            self._embed_backward(self.index - 1, left_before)
+            self._embed_backward(self.index - 1, present(left_before))
         if schedule.lead and "embed" in used:
             now.embedded = self.member.ends.embed(read(_row(schedule.embed), self.index + 1))
         return now
@@ -120,7 +120,7 @@ class Tick:
         now.loss += self.scored.loss
         if schedule.waiting is not None and now.waiting is not None:
             slot = read(_row(schedule.waiting.writes[:, 0]), self.index)
-            now.waiting = write(now.waiting, vary(self.scored.cotangent), slot)
+            now.waiting = write(now.waiting, vary(present(self.scored.cotangent)), slot)
 
     def _backward(self) -> Array:
         """The backward slot: the cotangent that goes up."""
@@ -188,20 +188,22 @@ class Tick:
         if ring is not None and waiting is not None:
             slots = ring.reads(self.schedule.score_backward[:, None])
             return read(waiting, read(_row(slots[:, 0]), self.index))
-        return None if self.scored is None else vary(self.scored.cotangent)
+        return None if self.scored is None else vary(present(self.scored.cotangent))
 
     def _arrived(
-        self, ring: Ring | None, table: np.ndarray, inbox: Array | None, arrived: Array
+        self, ring: Ring | None, table: np.ndarray, inbox: Array | None, arrived: Array | None
     ) -> Array:
         """What a slot works on, out of the inbox where there is one."""
-        return arrived if ring is None else read(inbox, self._own(ring.reads(table)))
+        if ring is None:
+            return present(arrived)
+        return read(present(inbox), self._own(ring.reads(table)))
 
     def _stored(self, ring: Ring | None, inbox: Array | None, arrived: Array) -> Array | None:
         """The inbox with what has come for the next tick."""
         if ring is None:
             return inbox
         after = np.append(ring.writes[1:], np.zeros_like(ring.writes[:1]), axis=0)
-        return write(inbox, arrived, self._own(after))
+        return write(present(inbox), arrived, self._own(after))
 
     def _work(self, kind: str, entry: Array, slot: Array | int = 0) -> Work:
         """The layers to run: all of the stretch, or none in a bubble (which else computes garbage).
@@ -243,6 +245,12 @@ class Tick:
 
     def _shift(self, x: Array, by: int) -> Array:
         return ring_shift(x, "pp", by, self.member.residual_spec)
+
+
+def present(x: Array | None) -> Array:
+    """`x`, of a carry whose schedule has a use for it."""
+    assert x is not None
+    return x
 
 
 def _row(table: np.ndarray) -> Array:

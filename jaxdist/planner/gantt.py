@@ -65,7 +65,7 @@ class _Chart:
                 ("backward", BACKWARD, schedule.backward, costs.backward * sizes),
                 ("weight gradient", WEIGHT, schedule.weight, costs.weight * sizes),
             ]
-        spent = sum(self._spent(table, cost) for _, _, table, cost in self.kinds)
+        spent = np.sum([self._spent(table, cost) for _, _, table, cost in self.kinds], axis=0)
         self.starts = np.concatenate([[0.0], np.cumsum(spent.max(axis=1))])
         width = min(max(26 * self.starts[-1], _LEAST_WIDTH), _MOST_WIDTH)
         self.scale = width / self.starts[-1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
@@ -37,7 +38,8 @@ def measure(setup: Setup) -> DryRun:
     parallel = replace(setup.config.parallel, skip_bubbles=False)
     setup = replace(setup, config=replace(setup.config, parallel=parallel))
     compiled = setup.compile_train_step()
-    memory = compiled.memory_analysis()
+    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and hlo is not None
     state, layout = setup.layout.abstract, setup.layout
     averages = 0 if state.ema is None else _bytes(state.ema, layout.state.ema, setup)
     reduced = jax.tree.map(
@@ -50,7 +52,7 @@ def measure(setup: Setup) -> DryRun:
         activations=_saved_activations(setup),
         temporary=memory.temp_size_in_bytes,
         peak=peak_bytes(memory),
-        traffic=collectives(compiled.as_text(), setup.mesh.shape),
+        traffic=collectives(hlo, setup.mesh.shape),
     )
 
 
@@ -104,7 +106,7 @@ def _bytes(tree: Any, specs: Any, setup: Setup) -> int:
     def one(a: Any, spec: P) -> int:
         local = jax.NamedSharding(setup.mesh, spec).shard_shape(a.shape)
         # A typed key is two uint32 words.
-        size = 8 if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a.dtype.itemsize
+        size = 8 if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a.dtype.itemsize
         return math.prod(local) * size
 
     return sum(jax.tree.leaves(jax.tree.map(one, tree, specs)))

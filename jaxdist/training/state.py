@@ -1,6 +1,6 @@
 """The training state and where each of its arrays lives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -45,13 +45,13 @@ def initial_state(
     config: RunConfig,
     policy: Policy,
     optimizer: optax.GradientTransformation,
-    params: Transformer | None = None,
+    params: Tree = None,
     *,
     layers: LayerOrder | None = None,
 ) -> TrainState:
     """The state before the first step; a pure function of `config.seed`, to be jitted.
 
-    `params` are those to start from; by default random ones, put in the order `layers`.
+    `params` is a Transformer to start from; by default a random one, put in the order `layers`.
     """
     rng, key = jax.random.split(jax.random.key(config.seed))
     if params is None:
@@ -96,13 +96,11 @@ class StateLayout:
             abstract.opt_state, state_axes(abstract.opt_state, abstract.params), rules
         )
         sharded = optimizer_specs(tree, rules.zero)
-        specs = TrainState(
-            step=P(),
+        specs = replace(
+            jax.tree.map(lambda _: P(), abstract),
             params=parameter_specs(tree, rules.zero),
             opt_state=optimizer_specs(moments, rules.zero),
             ema=None if abstract.ema is None else sharded,
-            loss_scale=jax.tree.map(lambda _: P(), abstract.loss_scale),
-            rng=P(),
         )
         return cls(state=specs, gradients=sharded, abstract=abstract)
 
