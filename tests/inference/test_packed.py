@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from jaxdist.config import MeshShape, UsageError
+from jaxdist.inference import placement
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.model_runner import ModelRunner
@@ -36,7 +37,7 @@ def file_of(tmp_path_factory: pytest.TempPathFactory):
     def make(model: str, *types: str, **changes):
         files = []
         for gguf_type in types:
-            path = folder / f"{model}-{gguf_type}.gguf"
+            path = folder / f"{model}-{gguf_type}-{len(changes)}.gguf"
             if not path.is_file():
                 SMALL.write(path, model, gguf_type, **changes)
             files.append(open_gguf(path))
@@ -94,6 +95,20 @@ def test_text_is_naive_generations(file_of):
     expected = [list(generate(model, prompt, Sampling(max_tokens=COUNT))) for prompt in PROMPTS]
     engine = Engine(runner_of(file, "1x1x1"), None, EngineOptions(max_num_batched_tokens=19))
     assert texts(engine) == expected
+
+
+@slow
+@pytest.mark.parametrize(("types", "mesh"), [(MIXED, "1x1x2"), (("q8_0",), "1x2x1")])
+def test_gpus_have_a_stack_for_each_layer(types, mesh, file_of, monkeypatch):
+    """Here on the CPU."""
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: "gpu")
+    file = file_of("llama", *types, num_hidden_layers=4)
+    runner = runner_of(file, mesh)
+    stacks = runner._arrays[1]
+    assert len(stacks) == 4 // MeshShape.parse(mesh).pp
+    assert any(isinstance(s.mlp.up_proj.weight.get_value(), PackedWeight) for s in stacks)
+    engine = Engine(runner, None, EngineOptions(max_num_batched_tokens=19))
+    assert texts(engine, PROMPTS[:1]) == [dense(dequantized(file), PROMPTS[0], COUNT)]
 
 
 def test_layers_stored_unlike_are_no_stages(tmp_path: Path):
