@@ -22,6 +22,7 @@ from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference.buckets import Shape
+from jaxdist.inference.packed_experts import kept_experts
 from jaxdist.inference.paging import Paging
 from jaxdist.inference.placement import Weights, layer_of, num_layers
 from jaxdist.inference.step_data import StepData as Step
@@ -150,6 +151,8 @@ class Forward:
             weight = Blocks(table, 0) if table.ndim == 4 else table.T
             return linear(x, weight, self.compute_dtype)
 
+        if self.weights.keeps_blocks:
+            base = replace(base, experts=kept_experts(mesh.tp))
         if mesh.tp > 1:
             return replace(base, attend=attend, dot=dot, dots=None)
         return replace(base, attend=attend, dot=dot, dots=None, head=head)

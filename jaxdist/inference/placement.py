@@ -124,7 +124,7 @@ def _are_linear(stack: Block) -> Any:
     def whole(node: Any) -> Any:
         return jax.tree.map(lambda _: type(node) is Linear, node, is_leaf=_is_kept)
 
-    return jax.tree.map(whole, stack, is_leaf=lambda node: isinstance(node, Linear))
+    return jax.tree.map(whole, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_kept(n))
 
 
 def _is_kept(node: Any) -> bool:
@@ -150,7 +150,7 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     for is_linear in are_linear:
         leaf = leaves.pop(0)
         if _is_kept(leaf):
-            parts.append(_kept(leaf, mesh))
+            parts.append(_kept(leaf, is_linear, mesh))
             continue
         blocks = is_linear and leaf.ndim == 3 and not splits
         blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
@@ -160,10 +160,10 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
 
 
-def _kept(weight: PackedWeight | PerLayer, mesh: Mesh) -> list[Any]:
+def _kept(weight: PackedWeight | PerLayer, is_linear: bool, mesh: Mesh) -> list[Any]:
     """A weight in blocks [S * L, ...] as the stacks that the backend wants."""
     by_layer = platform_of(mesh) == "gpu"
-    lanes = platform_of(mesh) == "cpu" and mesh.shape["tp"] == 1
+    lanes = platform_of(mesh) == "cpu" and is_linear and mesh.shape["tp"] == 1
     if isinstance(weight, PerLayer):  # of one stage, see `gguf_packed.check_packed`
         stacks = weight.layers if by_layer else (packed_layers.mixed(weight.layers, lanes),)
         lead = range(2 if by_layer else 1)

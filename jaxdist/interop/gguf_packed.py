@@ -1,8 +1,7 @@
 """A model whose weights stay in the blocks of their GGUF file.
 
 The products of the layers are packed, in about 4 to 8 bits a weight, and multiplied by
-`quantization.gguf_blocks`; embedding, head, routers, experts and vectors are dense, as `source`
-loads them.
+`quantization.gguf_blocks`; embedding, head, routers and vectors are dense, as `source` loads them.
 """
 
 from typing import Any
@@ -28,7 +27,8 @@ def load_packed_parameters(file: GGUFFile, like: Transformer) -> Transformer:
 
     A stack whose layers are of one packable type is one `PackedWeight`. Where types are mixed (as
     in files called Q4_K_M) it is `PerLayer`: each layer packed by itself, or dense where its type
-    is none that can be packed. The model runs with a Context whose `dot` is `dot_of_either`.
+    is none that can be packed. The model runs with a Context whose `dot` is `dot_of_either`; with
+    experts, which are packed too, only in the engine.
 
     Args:
         file: Where the weights come from.
@@ -62,10 +62,9 @@ def check_packed(file: GGUFFile, mesh: MeshShape) -> None:
 
 
 def _types(file: GGUFFile, name: str) -> list[str | None]:
-    """In what each layer can be kept packed; of what is not multiplied by a plain product, None."""
-    if stack_of(name) is None or len(leaf_shapes(file.config)[name]) != 3:
-        return [None]
-    if name.endswith("/mlp/gate/weight"):  # a router
+    """In what each layer can be kept packed; (None,) of tables, vectors and routers."""
+    is_vector = len(leaf_shapes(file.config)[name]) < 3
+    if stack_of(name) is None or is_vector or name.endswith("/mlp/gate/weight"):
         return [None]
     return [file.packed_type(name, layer) for layer in layers_of(name, file.config)]
 
@@ -84,22 +83,19 @@ def _packed_stack(file: GGUFFile, name: str, like: jax.ShapeDtypeStruct) -> Pack
 
 
 def _put(weight: Any, like: jax.ShapeDtypeStruct, lead: int) -> Any:
-    """On the devices of `like`, a stack [L, K, N]; of `weight` the first `lead` dims are its."""
+    """On the devices of `like`, a stack [L, ..., K, N]; `weight` lacks L where `lead` is 0."""
     if like.sharding is None:
         return jax.device_put(weight)
     assert isinstance(like.sharding, NamedSharding)
-    mesh, (layers, inputs, outputs) = like.sharding.mesh, _padded(like.sharding.spec)
-    first = (layers,) * lead
+    mesh = like.sharding.mesh
+    spec = (*like.sharding.spec, *(None,) * len(like.shape))[: len(like.shape)]
+    *first, inputs, outputs = spec[1 - lead :]
     if not isinstance(weight, PackedWeight):
         return jax.device_put(weight, NamedSharding(mesh, P(*first, inputs, outputs)))
     blocks = next(iter(weight.parts.values())).shape[-3]
     size = 1 if inputs is None else mesh.shape[inputs]
     spec = P(*first, inputs if blocks % size == 0 else None, None, outputs)
     return jax.device_put(weight, NamedSharding(mesh, spec))
-
-
-def _padded(spec: P) -> tuple[Any, ...]:
-    return (*spec, None, None, None)[:3]
 
 
 def _is_param(node: object) -> bool:

@@ -32,11 +32,13 @@ def routed_experts(
     activation: Callable[[Array, Array], Array],
     compute_dtype: DTypeLike,
     first: Array | int = 0,
+    grouped: Callable[..., Array] | None = None,
 ) -> Array:
     """Sum over a token's experts of share * down(activation(gate(x), up(x))), [B, T, D] fp32.
 
     `weights` are of the experts from number `first` on; what a token's other experts add is left
     to whoever holds them. `chosen` are the experts' numbers, `shares` their weights in fp32.
+    `grouped` multiplies in place of `grouped_dot`, where weights are no arrays.
     """
     gate_EDF, up_EDF, down_EFD = weights
     x_ND, chosen_NK, shares_NK = (
@@ -44,7 +46,7 @@ def routed_experts(
     )
     block = BLOCK if platform() == "cpu" else 1
     groups, row_P, place_NK = _groups(chosen_NK - first, gate_EDF.shape[0], block)
-    times = partial(grouped_dot, groups=groups, block=block, compute_dtype=compute_dtype)
+    times = partial(grouped or grouped_dot, groups=groups, block=block, compute_dtype=compute_dtype)
     x_PD = x_ND.astype(compute_dtype).at[row_P].get(mode="fill", fill_value=0)
     y_PD = times(activation(times(x_PD, gate_EDF), times(x_PD, up_EDF)), down_EFD)
     y_NKD = y_PD.at[place_NK].get(mode="fill", fill_value=0).astype(jnp.float32)
@@ -97,7 +99,7 @@ def grouped_dot(
 def _looped_dot(
     x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
 ) -> Array:
-    owners, num_blocks = _owners(x_PD, groups_E, block)
+    owners, num_blocks = experts_of_blocks(x_PD, groups_E, block)
 
     def body(index: Array, out_PF: Array) -> Array:
         x_QD = lax.dynamic_slice_in_dim(x_PD, index * block, block)
@@ -116,7 +118,7 @@ def _looped_forward(x_PD: Array, w_EDF: Array, groups_E: Array, *static):
 
 def _looped_backward(block: int, compute_dtype: DTypeLike, kept, dout_PF: Array):
     x_PD, w_EDF, groups_E = kept
-    owners, num_blocks = _owners(x_PD, groups_E, block)
+    owners, num_blocks = experts_of_blocks(x_PD, groups_E, block)
 
     def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         dx_PD, dw_EDF = carry
@@ -138,8 +140,8 @@ def _looped_backward(block: int, compute_dtype: DTypeLike, kept, dout_PF: Array)
 _looped_dot.defvjp(_looped_forward, _looped_backward)
 
 
-def _owners(x_PD: Array, groups_E: Array, block: int) -> tuple[Array, Array]:
-    """The expert of each block, and how many blocks have one."""
+def experts_of_blocks(x_PD: Array, groups_E: Array, block: int) -> tuple[Array, Array]:
+    """The expert of each block [P / Q], and how many blocks have one; Q is `block`."""
     ends_E = jnp.cumsum(groups_E) // block
     index = jnp.arange(x_PD.shape[0] // block)
     return (index[:, None] >= ends_E[None, :]).sum(axis=1), ends_E[-1]

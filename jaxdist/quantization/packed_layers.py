@@ -12,6 +12,7 @@ it is, [L, B, part, N].
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import EllipsisType
 from typing import Any
 
@@ -22,6 +23,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxdist.ops.dot import dot
+from jaxdist.ops.experts import experts_of_blocks, grouped_dot
 from jaxdist.ops.linear import DEPTH, FEW, LANES
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.quantization.gguf_blocks import PackedWeight, unpack
@@ -48,6 +50,11 @@ class KeptLayer:
     stacks: tuple[Any, ...]
     kind: ArrayLike
     place: ArrayLike
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of experts, which are in no lanes: [E, K, N]."""
+        return self.stacks[0].shape[1:]
 
     def __getitem__(self, index: EllipsisType) -> "KeptLayer":
         """Itself: a Module asks for its parameter's whole value so."""
@@ -92,18 +99,58 @@ def layer_of(weight: PackedWeight | MixedLayers, number: jax.Array | int) -> Kep
 def kept_dot(x: jax.Array, weight: KeptLayer, compute_dtype: DTypeLike) -> jax.Array:
     """x [..., K] times the layer's weight -> [..., N], as `ops.dot` of the dequantized one."""
 
-    def branch(stack: Any) -> Callable[[jax.Array, ArrayLike], jax.Array]:
-        def product(x: jax.Array, place: ArrayLike) -> jax.Array:
-            if isinstance(stack, PackedWeight):
-                return _packed_dot(x, stack, place, compute_dtype)
-            return dot(x, from_bits(read(stack, place), compute_dtype), compute_dtype)
+    def product(stack: Any, x: jax.Array, place: ArrayLike) -> jax.Array:
+        if isinstance(stack, PackedWeight):
+            return _packed_dot(x, stack, place, compute_dtype)
+        return dot(x, _entry(stack, compute_dtype, place), compute_dtype)
 
-        return product
+    return _by_kind(weight, product, x)
 
-    branches = [branch(stack) for stack in weight.stacks]
+
+def kept_grouped_dot(
+    x_PK: jax.Array,
+    weight: KeptLayer | jax.Array,
+    *,
+    groups: jax.Array,
+    block: int,
+    compute_dtype: DTypeLike,
+) -> jax.Array:
+    """`ops.experts.grouped_dot` with the layer's experts, each made into numbers when it is due."""
+    if not isinstance(weight, KeptLayer):
+        return grouped_dot(x_PK, weight, groups=groups, block=block, compute_dtype=compute_dtype)
+
+    def product(stack: Any, x_PK: jax.Array, place: ArrayLike, groups_E: jax.Array) -> jax.Array:
+        if block == 1:
+            whole = _entry(stack, compute_dtype, place)
+            return grouped_dot(x_PK, whole, groups=groups_E, block=1, compute_dtype=compute_dtype)
+        expert, num_blocks = experts_of_blocks(x_PK, groups_E, block)
+
+        def body(index: jax.Array, out_PN: jax.Array) -> jax.Array:
+            x_QK = lax.dynamic_slice_in_dim(x_PK, index * block, block)
+            out_QN = dot(x_QK, _entry(stack, compute_dtype, place, expert[index]), compute_dtype)
+            return lax.dynamic_update_slice_in_dim(out_PN, out_QN, index * block, 0)
+
+        start = jnp.zeros((len(x_PK), stack.shape[-1]), compute_dtype)
+        return lax.fori_loop(0, num_blocks, body, start)
+
+    return _by_kind(weight, product, x_PK, groups)
+
+
+def _by_kind(
+    weight: KeptLayer, product: Callable[..., jax.Array], x: jax.Array, *more: jax.Array
+) -> jax.Array:
+    """product(stack, x, place, ...) with the stack that the layer lies in."""
+    branches = [partial(product, stack) for stack in weight.stacks]
     if len(branches) == 1:
-        return branches[0](x, weight.place)
-    return lax.switch(weight.kind, branches, x, weight.place)
+        return branches[0](x, weight.place, *more)
+    return lax.switch(weight.kind, branches, x, weight.place, *more)
+
+
+def _entry(stack: Any, dtype: DTypeLike, *indices: ArrayLike) -> jax.Array:
+    """One of a stack's weights as numbers; `dtype` is that of an array which is kept as bits."""
+    if isinstance(stack, PackedWeight):
+        return unpack(jax.tree.map(lambda part: read(part, *indices), stack))
+    return from_bits(read(stack, *indices), dtype)
 
 
 def _packed_dot(
@@ -115,7 +162,7 @@ def _packed_dot(
     if in_lanes and rows <= FEW:
         out_RN = _by_lanes(x.reshape(rows, depth).astype(jnp.float32), stack, place)
         return out_RN.reshape(*lead, -1).astype(compute_dtype)
-    weight = unpack(jax.tree.map(lambda part: read(part, place), stack))
+    weight = _entry(stack, compute_dtype, place)
     if in_lanes:  # [C, K, LANES]
         weight = jnp.moveaxis(weight, 0, 1).reshape(depth, -1)
     return dot(x, weight, compute_dtype)

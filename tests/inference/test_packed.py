@@ -66,8 +66,8 @@ def runner_of(file, mesh: str) -> ModelRunner:
         ("llama", ("q4_0",), ("1x1x2",)),
         ("phi3", MIXED, ("1x1x1",)),
         pytest.param("llama", ("q8_0",), ("1x1x1", "1x2x1", "2x2x2"), marks=slow),
-        pytest.param("deepseek2", ("q8_0",), ("1x1x1", "1x1x2"), marks=slow),
-        pytest.param("mixtral", ("q4_0",), ("1x1x2",), marks=slow),
+        pytest.param("deepseek2", ("q8_0",), ("1x1x2",), marks=slow),
+        pytest.param("mixtral", MIXED, ("1x1x1",), marks=slow),
         pytest.param("gemma3", MIXED, ("1x1x2",), marks=slow),
         pytest.param("olmo2", MIXED, ("1x1x1",), marks=slow),
         pytest.param("gpt2", ("q4_0",), ("1x1x1",), marks=slow),
@@ -81,8 +81,12 @@ def test_text_is_the_dequantized_models(model, types, meshes, file_of):
     expected = [dense(plain, prompt, COUNT) for prompt in prompts]
     for mesh in meshes:
         runner = runner_of(file, mesh)
-        weight = runner._arrays[1][-1].self_attn.o_proj.weight.get_value()
-        assert isinstance(weight, MixedLayers if len(types) > 1 else PackedWeight)
+        block = runner._arrays[1][-1]
+        weights = [block.self_attn.o_proj.weight]
+        weights += [block.mlp.experts.down_proj] if file.config.num_experts else []
+        for weight in weights:
+            kind = MixedLayers if len(types) > 1 else PackedWeight
+            assert isinstance(weight.get_value(), kind)
         engine = Engine(runner, None, EngineOptions(max_num_batched_tokens=19))
         assert texts(engine, prompts) == expected, mesh
 
