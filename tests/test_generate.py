@@ -55,6 +55,7 @@ def test_writes_what_the_newest_checkpoint_says(run, model, capsys):
     assert capsys.readouterr().out == expected + "\n"
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder_writes_the_same(run, tmp_path, capsys):
     words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0", *FP32)
     source = open_model(run)

@@ -1,7 +1,6 @@
 """Numbers for Prometheus under vLLM's names, so that dashboards made for it show them."""
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterable
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -48,18 +47,21 @@ class Metrics:
         self, outputs: AsyncGenerator[RequestOutput, None]
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs, observed."""
-        num_tokens, before = 0, 0.0
+        num_tokens, before = 0, None
         async with contextlib.aclosing(outputs):
             async for output in outputs:
-                now = time.monotonic()
                 count = sum(len(choice.token_ids) for choice in output.outputs)
-                if num_tokens and count > num_tokens:
+                times = output.metrics
+                if count > num_tokens and times is not None and times.last_token_time is not None:
+                    if before is None:
+                        num_tokens, before = 1, times.first_token_time or times.last_token_time
                     # Tokens that came together share the time.
-                    for _ in range(count - num_tokens):
-                        self._between.observe((now - before) / (count - num_tokens))
-                num_tokens, before = count, now
+                    new, spent = count - num_tokens, times.last_token_time - before
+                    for _ in range(new):
+                        self._between.observe(spent / new)
+                    num_tokens, before = count, times.last_token_time
                 if output.finished:
-                    self._finished(output, num_tokens)
+                    self._finished(output, count)
                 yield output
 
     def _finished(self, output: RequestOutput, num_tokens: int) -> None:

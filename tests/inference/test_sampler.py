@@ -190,7 +190,7 @@ def four_rows(position: int = 5) -> jax.Array:
     return rows_of((0, position, 3), (1, position, 3), (2, position, 2), (3, position, 1), **ROWS)
 
 
-@pytest.mark.parametrize("by_row", [True, False])
+@pytest.mark.parametrize("by_row", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_position_is_drawn_from_its_own_distribution(logits: np.ndarray, by_row: bool):
     """Masks, penalties that count drafts, and nothing of the batch: what it would be alone."""
     allowed = np.random.default_rng(1).random((4, 3, VOCAB)) < 0.7
@@ -381,18 +381,17 @@ def test_starting_a_slot_leaves_the_others_and_compiles_once(logits: np.ndarray)
     assert state.counts[2, 9] == 2 and state.last[2] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [
         SamplingParams(seed=1),
         SamplingParams(seed=2, top_p=0.9),
-        pytest.param(SamplingParams(seed=3, top_p=0.9, temperature=3.0), marks=pytest.mark.slow),
+        SamplingParams(seed=3, top_p=0.9, temperature=3.0),
         SamplingParams(seed=4, top_k=20, top_p=0.95),
-        pytest.param(SamplingParams(seed=5, top_k=9000, top_p=0.5), marks=pytest.mark.slow),
+        SamplingParams(seed=5, top_k=9000, top_p=0.5),
         SamplingParams(seed=6, min_p=0.2, typical_p=0.7),
-        pytest.param(
-            SamplingParams(seed=7, min_p=1e-6, top_p=0.9, typical_p=0.9), marks=pytest.mark.slow
-        ),
+        SamplingParams(seed=7, min_p=1e-6, top_p=0.9, typical_p=0.9),
     ],
     ids=["all", "top_p", "flat", "top_k", "many", "min_p", "little"],
 )

@@ -45,8 +45,14 @@ def case(model_type: str, name: str = "", *marks: pytest.MarkDecorator, **fields
 
 
 CASES = [
-    case("phi3", "longrope", rope_scaling=LONGROPE, original_max_position_embeddings=16),
-    case("olmo2"),
+    case(
+        "phi3",
+        "longrope",
+        pytest.mark.slow,
+        rope_scaling=LONGROPE,
+        original_max_position_embeddings=16,
+    ),
+    case("olmo2", "", pytest.mark.slow),
     case("gemma2", **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     case(
         "gemma3_text",
@@ -55,7 +61,7 @@ CASES = [
         **GEMMA,
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
-    case("gpt2", n_inner=48),
+    case("gpt2", "", pytest.mark.slow, n_inner=48),
     case("mixtral", "", pytest.mark.slow, num_local_experts=5),
     case("qwen3_moe", **EXPERTS, num_experts=6, norm_topk_prob=True, head_dim=8),
     case("deepseek_v3", "", pytest.mark.slow, **DEEPSEEK),

@@ -101,6 +101,7 @@ print(peak - before, kept, largest)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_host_holds_less_than_one_tensor_more(tmp_path):
     config = ModelConfig(

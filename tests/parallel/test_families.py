@@ -33,12 +33,11 @@ MODELS = {
         router_aux_loss_coef=0.3,
     ),
 }
-slow = pytest.mark.slow
 CASES = [
-    pytest.param("mixtral", "1x2x1", {}, marks=slow),
+    ("mixtral", "1x2x1", {}),
     ("mixtral", "1x1x2", dict(sequence_parallel=True)),
-    pytest.param("mixtral", "2x1x1", dict(zero=3), marks=slow),
-    pytest.param("gpt2", "1x2x2", dict(zero=2), marks=slow),
+    ("mixtral", "2x1x1", dict(zero=3)),
+    ("gpt2", "1x2x2", dict(zero=2)),
 ]
 
 
@@ -55,19 +54,20 @@ def agrees(case) -> None:
         assert np.abs(np.asarray(leaf) - want_leaf).max() <= 1e-5 * largest, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model, mesh, options", CASES)
 def test_equals_one_device(make_case, model, mesh, options):
     agrees(make_case(mesh, model=MODELS[model], num_microbatches=2, **options))
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh, zero", [("1x1x4", 1), ("2x2x2", 3)])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_family_on_every_axis(make_case, model, mesh, zero):
     agrees(make_case(mesh, model=MODELS[model], num_microbatches=2, zero=zero))
 
 
-@slow
+@pytest.mark.slow
 def test_bubbles_balance_no_experts(make_case):
     """Where empty slots compute garbage, its routing must not count."""
     agrees(make_case("1x2x1", model=MODELS["mixtral"], num_microbatches=2, skip_bubbles=False))

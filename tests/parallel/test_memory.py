@@ -8,12 +8,13 @@ def temporary(make_case, mesh, num_microbatches, **options):
     return case.compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, options",
     [
         ("1x2x1", dict()),
-        pytest.param("2x2x2", dict(zero=2), marks=pytest.mark.slow),
-        pytest.param("1x4x1", dict(skip_bubbles=False, remat="full"), marks=pytest.mark.slow),
+        ("2x2x2", dict(zero=2)),
+        ("1x4x1", dict(skip_bubbles=False, remat="full")),
     ],
 )
 def test_1f1b_is_flat_in_the_number_of_microbatches(make_case, mesh, options):

@@ -11,20 +11,21 @@ MESHES = ("8x1x1", "1x8x1", "1x1x8", "2x2x2", "4x2x1", "2x1x4", "1x2x4", "1x1x1"
 # Each parallel axis alone and with the others; each ZeRO stage, schedule and remat; heads that are
 # repeated; a tied head; bubbles skipped and not.
 REPRESENTATIVE = [
-    ("1x1x1", dict(zero=0, num_microbatches=1)),
+    pytest.param("1x1x1", dict(zero=0, num_microbatches=1), marks=pytest.mark.slow),
     ("2x2x2", dict(zero=1, num_microbatches=7)),
     ("4x2x1", dict(zero=2, schedule="gpipe", remat="dots")),
     ("2x1x4", dict(zero=3, sequence_parallel=True, model=dict(num_key_value_heads=2))),
-    (
+    pytest.param(
         "1x4x2",
         dict(
             skip_bubbles=False, remat="full", model=dict(tie_word_embeddings=True, sliding_window=3)
         ),
+        marks=pytest.mark.slow,
     ),
 ]
 
 
-@pytest.mark.parametrize("mesh, options", REPRESENTATIVE, ids=[mesh for mesh, _ in REPRESENTATIVE])
+@pytest.mark.parametrize("mesh, options", REPRESENTATIVE)
 def test_equals_one_device(make_case, mesh, options):
     make_case(mesh, **options).assert_agrees()
 
@@ -64,8 +65,7 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sequence_parallel", (False, True))
-@pytest.mark.parametrize("mesh", ("2x2x2", "2x1x4"))
+@pytest.mark.parametrize("mesh, sequence_parallel", [("2x2x2", True), ("2x1x4", False)])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model(make_case, model, mesh, sequence_parallel):
     options = dict(zero=3, num_microbatches=2, sequence_parallel=sequence_parallel)

@@ -127,25 +127,21 @@ def test_the_state_is_counted(flags):
 
 
 # Of one device; the peak is what XLA allots to the whole training step, optimizer included.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "remat"),
     [
         ("1f1b", "none"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("1f1b", "full"),
-                ("1f1b", "dots"),
-                ("gpipe", "none"),
-                ("gpipe", "full"),
-                ("gpipe", "dots"),
-                ("interleaved", "none"),
-                ("interleaved", "full"),
-                ("interleaved", "dots"),
-                ("zb", "none"),
-                ("zb", "full"),
-            ]
-        ),
+        ("1f1b", "full"),
+        ("1f1b", "dots"),
+        ("gpipe", "none"),
+        ("gpipe", "full"),
+        ("gpipe", "dots"),
+        ("interleaved", "none"),
+        ("interleaved", "full"),
+        ("interleaved", "dots"),
+        ("zb", "none"),
+        ("zb", "full"),
     ],
 )
 def test_the_peak_is_within_a_tenth(schedule, remat):

@@ -33,7 +33,7 @@ def rows_of(mesh: str, *flags: str):
     "mesh, flags",
     [
         ("2x2x2", ["--parallel.zero", "1"]),
-        ("4x2x1", ["--parallel.zero", "3", *UNTIED]),
+        pytest.param("4x2x1", ["--parallel.zero", "3", *UNTIED], marks=pytest.mark.slow),
         pytest.param(
             "2x2x2",
             ["--parallel.zero", "3", "--parallel.sequence_parallel", "true"],

@@ -27,6 +27,7 @@ def figures() -> dict[str, dry_run.DryRun]:
     }
 
 
+@pytest.mark.slow
 def test_zero_shards_over_dp(figures):
     assert figures["3"].parameters * 2 == figures["0"].parameters
     assert figures["3"].gradients * 2 == figures["0"].gradients
@@ -36,6 +37,7 @@ def test_zero_shards_over_dp(figures):
     assert figures["0"].peak > figures["0"].temporary > figures["0"].activations
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_arrays(figures):
     state = setup_of("2x2x1", "--parallel.zero", "3").initial_state()
     device = jax.devices()[0]

@@ -130,6 +130,7 @@ def test_a_bad_step_is_named_and_the_last_good_checkpoint_stays(tmp_path):
     assert max(rows(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_overflowing_steps_are_skipped_counted_and_not_scheduled(tmp_path):
     flags = ["--precision.policy", "fp16", "--precision.loss_scale_hysteresis", "1"]
     flags += ["--precision.loss_scale_init", "16777216", "--train.steps", "12"]

@@ -136,6 +136,7 @@ def test_the_norm_is_numpys_over_the_gathered_gradients(mesh, zero):
     assert metrics["skipped"] == 0
 
 
+@pytest.mark.slow
 def test_clipping_scales_the_whole_gradient():
     """To the limit exactly, which takes the norm of all shards."""
     limit = 0.01
@@ -172,6 +173,7 @@ def numbers(state):
     }
 
 
+@pytest.mark.slow
 def test_fp16_finds_a_scale_and_trains_as_fp32():
     """Overflows halve the scale and skip; after that the curve is fp32's within fp16's rounding."""
     precision = dict(
