@@ -75,7 +75,8 @@ def architecture_of(header: GGUFHeader) -> Architecture:
         split.fail("count", f"the model lies in {parts} files; llama-gguf-split --merge joins them")
     architecture = ARCHITECTURES[name]
     if architecture.heads_apart and "blk.0.attn_kv_b.weight" in header.tensors:
-        keys = architecture.keys | {
+        keys = {
+            **architecture.keys,
             "head_dim": "attention.key_length",
             "v_head_dim": "attention.value_length",
         }
@@ -133,13 +134,14 @@ def config_entries(architecture: Architecture, config: ModelConfig) -> dict[str,
     keys = {**KEYS, **architecture.keys}
     for field in _moot(config):
         keys.pop(field, None)
-    found = {"vocab_size": config.vocab_size}
+    found: dict[str, Any] = {"vocab_size": config.vocab_size}
     for field, key in keys.items():
-        value = getattr(config, field)
+        value: Any = getattr(config, field)
         if value is None and architecture.defaults.get(field) is not None:
             value = 0  # or it would be taken for what is not said
-        is_number = READERS[field] is Fields.number and value is not None
-        found[key] = float(value) if is_number else value
+        if value is not None and READERS[field] is Fields.number:
+            value = float(value)
+        found[key] = value
     if config.kv_lora_rank:
         # To the cache of those that multiply queries with the latent itself, it is the one head.
         found["attention.head_count_kv"] = 1
@@ -211,7 +213,7 @@ def _check_sizes(header: GGUFHeader, values: dict[str, Any], learned: bool) -> N
             )
 
 
-def _reader(kinds: tuple[type, ...]) -> Callable[..., Any]:
+def _reader(kinds: tuple[Any, ...]) -> Callable[..., Any]:
     if bool in kinds:
         return Fields.flag
     return Fields.whole if int in kinds else Fields.number

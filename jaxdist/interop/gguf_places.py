@@ -76,7 +76,7 @@ class HeadsApart:
     plain: int
 
     @property
-    def layers(self) -> Sequence[int | None]:
+    def layers(self) -> Sequence[int]:
         """The layers of the stack."""
         return range(self.num_layers)
 
@@ -160,13 +160,15 @@ def tensor_shapes(architecture: Architecture, config: ModelConfig) -> dict[str, 
     found: dict[str, tuple[int, ...]] = {}
     for leaf, place in places(architecture, config).items():
         shape = shapes[leaf]
-        for layer in place.layers:
-            if isinstance(place, HeadsApart):
-                (latent, width), heads = shape[1:], place.heads
+        if isinstance(place, HeadsApart):
+            (latent, width), heads = shape[1:], place.heads
+            for layer in place.layers:
                 keys, values = place.tensors_of(layer)
                 found[keys] = (heads, latent, place.plain)
                 found[values] = (heads, width // heads - place.plain, latent)
-            elif place.experts:
+            continue
+        for layer in place.layers:
+            if place.experts:
                 _, experts, inputs, outputs = shape
                 found[place.tensor_of(layer)] = (experts, outputs, inputs)
             elif layer is None:

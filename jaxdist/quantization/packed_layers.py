@@ -48,8 +48,8 @@ class KeptLayer:
     """One layer's weight, left in its stack."""
 
     stacks: tuple[Any, ...]
-    kind: ArrayLike
-    place: ArrayLike
+    kind: Any  # a number, perhaps traced: which of them
+    place: Any  # where in it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,7 +127,7 @@ def kept_grouped_dot(
 
         def body(index: jax.Array, out_PN: jax.Array) -> jax.Array:
             x_QK = lax.dynamic_slice_in_dim(x_PK, index * block, block)
-            out_QN = dot(x_QK, _entry(stack, compute_dtype, place, expert[index]), compute_dtype)
+            out_QN: Any = dot(x_QK, _entry(stack, compute_dtype, place, expert[index]), compute_dtype)
             return lax.dynamic_update_slice_in_dim(out_PN, out_QN, index * block, 0)
 
         start = jnp.zeros((len(x_PK), stack.shape[-1]), compute_dtype)
