@@ -193,7 +193,8 @@ def test_bodies_that_are_no_json_are_refused(server, raw):
 
 
 def test_metrics_have_vllms_names(server):
-    server.post("/v1/chat/completions", CHAT)
+    answer = server.post("/v1/chat/completions", CHAT)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] > 1
     server.settle()
     text = server.client.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
@@ -203,7 +204,7 @@ def test_metrics_have_vllms_names(server):
     for name in ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
                  "time_to_first_token_seconds_count", "e2e_request_latency_seconds_count",
                  "inter_token_latency_seconds_count"):  # fmt: skip
-        assert float(values[f"vllm:{name}{labels}"]) > 0
+        assert float(values[f"vllm:{name}{labels}"]) > 0, name
     assert f"jaxdist:compilations_total{labels}" in values
     assert f"jaxdist:padding_ratio{labels}" in values
 
