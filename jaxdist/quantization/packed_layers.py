@@ -127,7 +127,8 @@ def kept_grouped_dot(
 
         def body(index: jax.Array, out_PN: jax.Array) -> jax.Array:
             x_QK = lax.dynamic_slice_in_dim(x_PK, index * block, block)
-            out_QN: Any = dot(x_QK, _entry(stack, compute_dtype, place, expert[index]), compute_dtype)
+            weight_KN = _entry(stack, compute_dtype, place, expert[index])
+            out_QN: Any = dot(x_QK, weight_KN, compute_dtype)
             return lax.dynamic_update_slice_in_dim(out_PN, out_QN, index * block, 0)
 
         start = jnp.zeros((len(x_PK), stack.shape[-1]), compute_dtype)
