@@ -3,7 +3,14 @@
 Importing the package is light: JAX is loaded by the verb that needs it.
 """
 
+import signal
+import sys
+
 __version__ = "0.1.0.dev0"
+
+if sys.argv[:1] == ["-m"] and any(word.startswith("jaxdist.") for word in sys.orig_argv):
+    # `python -m jaxdist.<verb>` starts: Ctrl-C ends it without a word, until `one_line_errors`.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 _LAZY = {
     "LLM": "jaxdist.llm",

@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = did_you_mean(words[0], VERBS) if words else ""
             given = f"{words[0]!r} is not a verb" if words else "a verb is missing"
             raise UsageError(f"{given}; choose one of {', '.join(VERBS)}{hint}")
-    return importlib.import_module(f"jaxdist.{words[0]}").main(words[1:])
+        verb = importlib.import_module(f"jaxdist.{words[0]}")
+    return verb.main(words[1:])
 
 
 def _help() -> str:

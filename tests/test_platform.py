@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,20 @@ def test_signals_end_at_once(name: str, code: int, said: str) -> None:
     )
     assert done.returncode == code
     assert said in done.stderr and (said or not done.stderr)
+
+
+def test_ctrl_c_among_the_first_imports_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "difflib.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxdist.train"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_other_flags_stay() -> None:

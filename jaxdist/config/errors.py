@@ -2,9 +2,11 @@
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 
 EXIT_CODE = 2
 CTRL_C_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
@@ -51,6 +53,8 @@ def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
     Ctrl-C, and a reader of our output that has gone, end with their exit codes and no word. With
     JAXDIST_TRACEBACK=1 in the environment errors pass through unchanged.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and current_thread() is main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except BrokenPipeError:
