@@ -3,11 +3,13 @@
 Shapes: D replicas, B rows of each, T queries, X scored ones, W blocks, V vocabulary, E hidden size.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -48,6 +50,17 @@ def sample_step(
     return jax.shard_map(replica, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"), check_vma=False)(
         logits_BXV, state, rows, masks
     )
+
+
+def with_more_rows(arrays: Sequence[Array], num_replicas: int, num_rows: int) -> list[Any]:
+    """Arrays [D * B, ...] as [D * num_rows, ...], zeros after each replica's own; numpy or JAX."""
+    wider = []
+    for array in arrays:
+        own = array.reshape(num_replicas, -1, *array.shape[1:])
+        more = [(0, 0), (0, num_rows - own.shape[1]), *[(0, 0)] * (own.ndim - 2)]
+        pad = np.pad if isinstance(array, np.ndarray) else jnp.pad
+        wider.append(pad(own, more).reshape(-1, *array.shape[1:]))
+    return wider
 
 
 def prompt_logprobs(

@@ -75,6 +75,14 @@ class Buckets:
         """Rows of one program of so many queries."""
         return self.max_prompt_rows if queries == PROMPT_QUERIES else self.max_rows
 
+    def sampler_rows(self, rows: int) -> int:
+        """Rows of the program that samples by parameters for so many, where rows are cheap.
+
+        It takes longest of all to compile, so several shapes share one.
+        """
+        most = max(_steps(self.max_rows)[-1], self.max_prompt_rows)
+        return next((n for n in (4, 16, 64) if rows <= n < most), most)
+
     def fit(self, rows: int, queries: int, width: int) -> Shape:
         """The smallest shape that takes them."""
         is_prompt = queries == PROMPT_QUERIES

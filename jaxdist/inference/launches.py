@@ -33,6 +33,11 @@ class Launch:
     places: Sequence[int]
     packed: np.ndarray
 
+    def place_among(self, place: int, num_rows: int) -> int:
+        """Where the row at `place` is among results of which each replica has more."""
+        own = self.shape.rows
+        return place // own * (num_rows // (len(self.packed) // own)) + place % own
+
     def masks(self, rows: Sequence[Row], num_words: int) -> np.ndarray | None:
         """Allowed tokens, uint32 [D * B, X, num_words]; None where no row has masks."""
         if all(rows[p.row].masks is None or not p.samples for p in self.pieces):

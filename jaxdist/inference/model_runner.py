@@ -5,9 +5,8 @@ one int32 array. Nothing here blocks until `wait` fetches the results.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference import kv_pool
-from jaxdist.inference.after_forward import TOP, hidden_states, prompt_logprobs, sample_step
+from jaxdist.inference.after_forward import hidden_states, prompt_logprobs
 from jaxdist.inference.buckets import Buckets, Shape
+from jaxdist.inference.call import Call, Computed
 from jaxdist.inference.compilations import num_compilations
 from jaxdist.inference.forward import Forward
 from jaxdist.inference.launches import Launch, Launches
@@ -27,44 +27,17 @@ from jaxdist.inference.paging import paging_of
 from jaxdist.inference.placement import Load, place
 from jaxdist.inference.row_results import Launched, Running
 from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampler import Sampled
-from jaxdist.inference.sampler_state import empty_state, is_plain, slot_state, start_slot
+from jaxdist.inference.sampler_state import is_plain
+from jaxdist.inference.slot_sampler import SlotSampler
 from jaxdist.inference.step import NewSequence, Row, RowResult
 from jaxdist.parallel.mesh import make_mesh
-
-ALL = 0xFFFFFFFF  # a word of masks that allows everything
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computed:
-    """What a forward pass gives, for X scored positions of each row."""
-
-    logits: Array  # [D * B, X, V]
-    x: Array  # [D * B, T, E], the residual stream's end
-    rows: Array  # what the sampler must know of each
-
-
-@dataclass(frozen=True)
-class Call:
-    """A program and what it is called with, to be run now or compiled beforehand."""
-
-    program: Any  # of `jax.jit`
-    args: tuple[Any, ...]
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # static arguments
-
-    def __call__(self) -> Any:
-        """Start it."""
-        return self.program(*self.args, **self.fixed)
-
-    def compile(self) -> None:
-        """Compile it; from any thread, also where its arguments were given away meanwhile."""
-        self.program.lower(*self.args, **self.fixed).compile()
 
 
 class ModelRunner:
     """`Runner` for a model on a mesh.
 
     Attributes:
+        sampler: What the slots sample by.
         pool: How large the KV pool is, and why.
     """
 
@@ -101,7 +74,6 @@ class ModelRunner:
         paging = paging_of(self.mesh)
         self.pool = kv_pool.decide(config, self.mesh, options)
         self.num_blocks = self.pool.num_blocks
-        self._eos_ids = sorted(eos_ids)
         self._slots = options.max_num_seqs // mesh.dp  # of a replica
         self.buckets = Buckets(
             max_rows=self._slots,
@@ -126,14 +98,17 @@ class ModelRunner:
         with jax.set_mesh(self.mesh):
             self._rope = self._forward.rope(self.max_model_len)
             self._pages = kv_pool.make(config, self.mesh, options, self.num_blocks, paging)
-            self._state = jax.device_put(
-                empty_state(self.max_num_seqs, config.vocab_size), self._by_replica
-            )
-            self._start_slot = jax.jit(start_slot, donate_argnums=0, out_shardings=self._by_replica)
         self._score = jax.jit(
             partial(prompt_logprobs, ctx=self._forward.context, vocab_size=self.vocab_size)
         )
-        self._num_words = -(-self.vocab_size // 32)
+        self.sampler = SlotSampler(
+            self.mesh,
+            self.buckets,
+            num_slots=self.max_num_seqs,
+            vocab_size=self.vocab_size,
+            num_columns=config.vocab_size,
+            eos_ids=eos_ids,
+        )
         self._sequences: dict[int, NewSequence] = {}
         self._sums: dict[int, np.ndarray] = {}  # of hidden states, by slot, for their mean
         self._warm_compilations = num_compilations()
@@ -144,7 +119,7 @@ class ModelRunner:
         self._sequences[slot] = sequence
         self._sums.pop(slot, None)
         if sequence.pooling is None:
-            self.write_slot(slot, sequence)
+            self.sampler.start(slot, sequence)
 
     def stop(self, slot: int) -> None:
         """The slot is free again."""
@@ -167,7 +142,9 @@ class ModelRunner:
         ]
         for running in launched.running:
             if running.waiting is not None:
-                running.sampled = running.waiting(running.launch.masks(rows, self._num_words))
+                running.sampled = running.waiting(
+                    running.launch.masks(rows, self.sampler.num_words)
+                )
                 running.waiting = None
 
     def wait(self, launched: Launched) -> list[RowResult]:
@@ -194,40 +171,8 @@ class ModelRunner:
     def compute_call(self, launch: Launch) -> Call:
         """What `compute` runs."""
         packed = jax.device_put(launch.packed, self._by_replica)
-        args = (self._arrays, self._rope, self._pages, self._state.last, packed)
+        args = (self._arrays, self._rope, self._pages, self.sampler.last, packed)
         return Call(self._program(launch.shape), args)
-
-    def draw(
-        self,
-        computed: Computed,
-        masks: np.ndarray | None = None,
-        *,
-        plain: bool = True,
-        logprobs: bool = False,
-    ) -> Sampled:
-        """Start the sampling after a forward pass. plain: of rows without masks."""
-        with jax.set_mesh(self.mesh):
-            call = self.draw_call(computed, masks, plain=plain, logprobs=logprobs)
-            sampled, self._state = call()
-        return sampled
-
-    def draw_call(
-        self, computed: Computed, masks: np.ndarray | None = None, *, plain: bool, logprobs: bool
-    ) -> Call:
-        """What `draw` runs."""
-        plain = plain and masks is None
-        if not plain and masks is None:  # one program for both
-            rows, scored, _ = computed.logits.shape
-            masks = np.full((rows, scored, self._num_words), ALL, np.uint32)
-        if masks is not None:
-            masks = jax.device_put(masks, self._by_replica)
-        fixed = {
-            "mesh": self.mesh,
-            "vocab_size": self.vocab_size,
-            "plain": plain,
-            "top": TOP if logprobs else None,
-        }
-        return Call(sample_step, (computed.logits, self._state, computed.rows, masks), fixed)
 
     def _run(self, launch: Launch, rows: Sequence[Row]) -> Running:
         sequences = [self._sequences[rows[piece.row].slot] for piece in launch.pieces]
@@ -239,7 +184,7 @@ class ModelRunner:
             computed = self.compute(launch)
             if sampling:
                 draw = partial(
-                    self.draw,
+                    self.sampler.draw,
                     computed,
                     plain=all(map(is_plain, sampling)),
                     logprobs=any(params.logprobs is not None for params in sampling),
@@ -247,7 +192,7 @@ class ModelRunner:
                 if any(rows[piece.row].masks_follow and piece.samples for piece in launch.pieces):
                     running.waiting = draw
                 else:
-                    running.sampled = draw(launch.masks(rows, self._num_words))
+                    running.sampled = draw(launch.masks(rows, self.sampler.num_words))
             for index, (piece, sequence) in enumerate(zip(launch.pieces, sequences, strict=True)):
                 row, place = rows[piece.row], launch.places[index]
                 if sequence.pooling is not None:
@@ -266,19 +211,6 @@ class ModelRunner:
     def hidden_call(self, x: Array, place: int) -> Call:
         """Gives hidden states of row `place` after the final norm, [T, E] fp32."""
         return Call(hidden_states, (self._arrays[0].norm, x, np.int32(place)))
-
-    def write_slot(self, slot: int, sequence: NewSequence) -> None:
-        """Put a sequence's parameters and history on the device."""
-        one = slot_state(
-            sequence.params,
-            sequence.prompt_ids,
-            sequence.output_ids,
-            eos_ids=self._eos_ids,
-            vocab_size=self.vocab_size,
-            num_columns=self.config.vocab_size,
-        )
-        with jax.set_mesh(self.mesh):
-            self._state = self._start_slot(self._state, np.int32(slot), one)
 
     def _is_whole(self, row: Row) -> bool:
         """Whether something is told of each of the row's tokens: as a prompt's part."""

@@ -46,7 +46,9 @@ class Launched:
             for index, piece in enumerate(running.launch.pieces):
                 params, own = self.sequences[piece.row].params, found[piece.row]
                 if piece.samples:
-                    own.take_sampled(sampled, running.launch.places[index], params.logprobs)
+                    place = running.launch.places[index]
+                    place = running.launch.place_among(place, len(sampled.num_tokens))
+                    own.take_sampled(sampled, place, params.logprobs)
                 if index in prompts:
                     own.take_prompt(prompts[index], self._num_scored(piece), params.prompt_logprobs)
                 if index in hidden:

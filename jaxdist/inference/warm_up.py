@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import jax
 
 from jaxdist.inference.buckets import PROMPT_QUERIES, Shape
+from jaxdist.inference.call import Call, Computed
 from jaxdist.inference.launches import Launch
-from jaxdist.inference.model_runner import Call, Computed, ModelRunner
+from jaxdist.inference.model_runner import ModelRunner
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.step import NewSequence
 from jaxdist.inference.step_data import StepData
@@ -76,7 +76,7 @@ def programs(runner: ModelRunner) -> list[list[Program]]:
     """All there is, in rounds: what a round compiles needs what the one before has run."""
     sequence = NewSequence(prompt_ids=[0], params=SamplingParams(seed=0))
     found: dict[Shape, Computed] = {}  # by forward passes
-    start = Program(name="a sequence's start", run=lambda: runner.write_slot(0, sequence))
+    start = Program(name="a sequence's start", run=lambda: runner.sampler.start(0, sequence))
     shapes = runner.buckets.shapes
     return [
         [start, *(_forward(runner, shape, found) for shape in shapes)],
@@ -98,11 +98,19 @@ def _after(
 ) -> Iterator[Program]:
     """What follows the forward passes: once where they differ in nothing that it sees."""
     sampled: set[tuple[int, int]] = set()
+    parameters: set[tuple[int, int]] = set()
     for shape in shapes:
         if (shape.rows, shape.scored) not in sampled:
             sampled.add((shape.rows, shape.scored))
-            for plain, logprobs in product((True, False), (False, True)):
-                yield _sampler(runner, shape, found, plain=plain, logprobs=logprobs)
+            for logprobs in (False, True):
+                yield _sampler(runner, shape, found, plain=True, logprobs=logprobs)
+            key = runner.sampler.num_rows(shape.rows), shape.scored
+            if key not in parameters:
+                parameters.add(key)
+                for logprobs in (False, True):
+                    yield _sampler(runner, shape, found, plain=False, logprobs=logprobs)
+            else:
+                yield _widener(runner, shape, found)
         if shape.queries == PROMPT_QUERIES and shape.width == runner.buckets.widths[0]:
             yield _prompt_outputs(runner, shape, found)
 
@@ -114,8 +122,16 @@ def _sampler(
     return Program(
         name=f"sampling {shape.rows} x {shape.scored}{'' if plain else ' by parameters'}"
         f"{' with logprobs' if logprobs else ''}",
-        calls=lambda: [runner.draw_call(found[shape], **how)],
-        run=lambda: runner.draw(found[shape], **how),
+        calls=lambda: [runner.sampler.call(found[shape], **how)],
+        run=lambda: runner.sampler.draw(found[shape], **how),
+    )
+
+
+def _widener(runner: ModelRunner, shape: Shape, found: dict[Shape, Computed]) -> Program:
+    """What leads to the sampling by parameters of a larger shape."""
+    return Program(
+        name=f"sampling {shape.rows} x {shape.scored} by parameters among more rows",
+        run=lambda: runner.sampler.draw(found[shape], plain=False),
     )
 
 
