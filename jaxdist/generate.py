@@ -2,42 +2,33 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from jaxdist import platform
 from jaxdist.config import MeshShape, UsageError, limits, one_line_errors
-from jaxdist.config.options import parse_options
+from jaxdist.config.options import MODEL, REQUIRED, option, parse_options
 from jaxdist.inference.runner_options import DTYPES
 from jaxdist.inference.sampling_params import SamplingParams
-
-
-def _option(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What the command line says."""
 
-    model: str = field(
-        metadata={
-            "help": "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
-        }
-    )
-    prompt: str | None = _option(None, "Text to continue.")
-    chat: bool = _option(False, "Talk with the model, by its own template, until Ctrl-D.")
-    system: str | None = _option(None, "With --chat: what the model is told first.")
-    max_tokens: int = _option(100, "Most tokens to write, at once.")
-    temperature: float = _option(0.8, "0 takes the likeliest token; higher varies more.")
-    top_p: float = _option(1.0, "Only the likeliest tokens that hold this probability.")
-    top_k: int = _option(0, "Only so many of the likeliest tokens; 0 for all.")
-    seed: int = _option(0, "The same seed writes the same text.")
-    mesh: str = _option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
-    simulate: bool = _option(False, "Let the CPU stand in for all devices of the mesh.")
-    dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
-    quantization: str | None = _option(
+    model: str = option(REQUIRED, MODEL)
+    prompt: str | None = option(None, "Text to continue.")
+    chat: bool = option(False, "Talk with the model, by its own template, until Ctrl-D.")
+    system: str | None = option(None, "With --chat: what the model is told first.")
+    max_tokens: int = option(100, "Most tokens to write, at once.")
+    temperature: float = option(0.8, "0 takes the likeliest token; higher varies more.")
+    top_p: float = option(1.0, "Only the likeliest tokens that hold this probability.")
+    top_k: int = option(0, "Only so many of the likeliest tokens; 0 for all.")
+    seed: int = option(0, "The same seed writes the same text.")
+    mesh: str = option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    simulate: bool = option(False, "Let the CPU stand in for all devices of the mesh.")
+    dtype: str = option("bfloat16", "Of weights and activations: float32 or bfloat16.")
+    quantization: str | None = option(
         None, "keep: leave a .gguf file's weights in their blocks; less memory."
     )
 

@@ -7,33 +7,38 @@ option that may be given several times. A field without a default must be given.
 import re
 from argparse import ArgumentError
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
-from typing import TypeVar
+from dataclasses import MISSING, field, fields
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser
 
 from jaxdist.config.errors import UsageError, did_you_mean
 
 Options = TypeVar("Options")
+REQUIRED = MISSING
+MODEL = "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
+
+
+def option(default: Any, meaning: str) -> Any:
+    """A field that is an option; its default may be REQUIRED."""
+    return field(default=default, metadata={"help": meaning})
 
 
 def parse_options(kind: type[Options], argv: Sequence[str], prog: str) -> Options:
     """The options that the arguments spell. UsageError at the first that cannot work."""
     parser = ArgumentParser(prog=prog, exit_on_error=False, allow_abbrev=False)
-    for option in fields(kind):  # type: ignore[arg-type]
-        name, meaning = dashed("--" + option.name), option.metadata["help"]
-        if option.type is bool:
+    for own in fields(kind):  # type: ignore[arg-type]
+        name, meaning = dashed("--" + own.name), own.metadata["help"]
+        if own.type is bool:
             parser.add_argument(name, action="store_true", help=meaning)
-        elif option.type == tuple[str, ...]:
+        elif own.type == tuple[str, ...]:
             parser.add_argument(name, action="append", type=str, default=[], help=meaning)
         else:
-            needed = option.default is MISSING
-            default = None if needed else option.default
-            parser.add_argument(
-                name, type=option.type, default=default, required=needed, help=meaning
-            )
+            needed = own.default is MISSING
+            default = None if needed else own.default
+            parser.add_argument(name, type=own.type, default=default, required=needed, help=meaning)
     words = list(map(dashed, argv))
-    known = ["--help", *(dashed("--" + option.name) for option in fields(kind))]  # type: ignore[arg-type]
+    known = ["--help", *(dashed("--" + own.name) for own in fields(kind))]  # type: ignore[arg-type]
     for word in words:
         name = word.partition("=")[0]
         if word.startswith("--") and name not in known:

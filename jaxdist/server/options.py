@@ -1,11 +1,11 @@
 """What the command line of `python -m jaxdist.serve` can say."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxdist.config import MeshShape, UsageError, limits
+from jaxdist.config.options import MODEL, REQUIRED, option
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.generation_config import CHOICES
 from jaxdist.inference.runner_options import RunnerOptions
@@ -15,61 +15,51 @@ from jaxdist.server.service import ServerOptions
 API_KEY = "JAXDIST_API_KEY"  # one more key, which no list of processes shows
 
 
-def _option(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"help": meaning})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """The options, by their names; each says what it is in its help."""
 
-    model: str = field(
-        metadata={
-            "help": "A training run's folder, a Hugging Face folder, a .gguf file or a hub name."
-        }
-    )
-    mesh: str = _option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
-    simulate: bool = _option(False, "Let the CPU stand in for all devices of the mesh.")
-    host: str = _option("127.0.0.1", "Address to listen on; 0.0.0.0 serves other machines.")
-    port: int = _option(8000, "Port to listen on; 0 takes a free one.")
-    served_model_name: tuple[str, ...] = _option((), "The model's name for clients; repeatable.")
-    api_key: tuple[str, ...] = _option(
+    model: str = option(REQUIRED, MODEL)
+    mesh: str = option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    simulate: bool = option(False, "Let the CPU stand in for all devices of the mesh.")
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 serves other machines.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = option((), "The model's name for clients; repeatable.")
+    api_key: tuple[str, ...] = option(
         (), f"A key that clients must send; repeatable. {API_KEY} in the environment adds one."
     )
-    cors_origin: tuple[str, ...] = _option(
+    cors_origin: tuple[str, ...] = option(
         (), "An origin whose pages may use the server from a browser; repeatable, * for all."
     )
-    chat_template: str | None = _option(None, "A file to take the chat template from.")
-    dtype: str = _option("bfloat16", "Of weights and activations: float32 or bfloat16.")
-    kv_dtype: str | None = _option(None, "Of cached keys and values; --dtype by default.")
-    quantization: str | None = _option(
+    chat_template: str | None = option(None, "A file to take the chat template from.")
+    dtype: str = option("bfloat16", "Of weights and activations: float32 or bfloat16.")
+    kv_dtype: str | None = option(None, "Of cached keys and values; --dtype by default.")
+    quantization: str | None = option(
         None, "keep: leave a .gguf file's weights in their blocks; less memory."
     )
-    block_size: int = _option(16, "Tokens of one block of the KV cache.")
-    num_blocks: int | None = _option(None, "Blocks of a replica; by default from free memory.")
-    memory_fraction: float | None = _option(None, "Share of the free memory for the KV cache.")
-    max_num_seqs: int = _option(32, "Most sequences that run at a time.")
-    max_num_batched_tokens: int | None = _option(None, "Most tokens of a replica in a step.")
-    max_model_len: int | None = _option(None, "Most tokens of a sequence; the model's by default.")
-    no_prefix_caching: bool = _option(False, "Compute each prompt whole.")
-    policy: str = _option(
-        "fcfs", "Who is served first: fcfs, or lpm for the longest cached prefix."
-    )
-    speculative_tokens: int = _option(0, "Most tokens guessed at a time from repeated text.")
-    generation_config: str = _option(
+    block_size: int = option(16, "Tokens of one block of the KV cache.")
+    num_blocks: int | None = option(None, "Blocks of a replica; by default from free memory.")
+    memory_fraction: float | None = option(None, "Share of the free memory for the KV cache.")
+    max_num_seqs: int = option(32, "Most sequences that run at a time.")
+    max_num_batched_tokens: int | None = option(None, "Most tokens of a replica in a step.")
+    max_model_len: int | None = option(None, "Most tokens of a sequence; the model's by default.")
+    no_prefix_caching: bool = option(False, "Compute each prompt whole.")
+    policy: str = option("fcfs", "Who is served first: fcfs, or lpm for the longest cached prefix.")
+    speculative_tokens: int = option(0, "Most tokens guessed at a time from repeated text.")
+    generation_config: str = option(
         "auto", "auto samples as the model's generation_config.json says; none leaves it out."
     )
-    default_max_tokens: int | None = _option(
+    default_max_tokens: int | None = option(
         None, "Of an answer to a chat that names no max_tokens; by default the context's end."
     )
-    seed: int | None = _option(None, "Makes the answers to requests without a seed reproducible.")
-    max_queued: int = _option(512, "Sequences that may wait; above it requests are refused (429).")
-    max_concurrent: int = _option(1024, "Requests that may be open at a time.")
-    request_timeout: float = _option(600.0, "Seconds that a request may take.")
-    max_body_bytes: int = _option(16 * 2**20, "Of a request's body.")
-    grace: float = _option(30.0, "Seconds that running requests have to finish after SIGTERM.")
-    log_text: bool = _option(False, "Put prompts and answers into the log.")
-    prompt_details: bool = _option(False, "Tell in the usage how many prompt tokens were cached.")
+    seed: int | None = option(None, "Makes the answers to requests without a seed reproducible.")
+    max_queued: int = option(512, "Sequences that may wait; above it requests are refused (429).")
+    max_concurrent: int = option(1024, "Requests that may be open at a time.")
+    request_timeout: float = option(600.0, "Seconds that a request may take.")
+    max_body_bytes: int = option(16 * 2**20, "Of a request's body.")
+    grace: float = option(30.0, "Seconds that running requests have to finish after SIGTERM.")
+    log_text: bool = option(False, "Put prompts and answers into the log.")
+    prompt_details: bool = option(False, "Tell in the usage how many prompt tokens were cached.")
 
     def __post_init__(self):
         limits.whole("port", self.port, 0, 65535)

@@ -1,10 +1,7 @@
 """The benchmarks: what they ask, how they count, that the contenders train; never how fast."""
 
-import importlib
 import json
 import math
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,21 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def _scripts_on_path(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, SCRIPTS / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+from tests.scripts.programs import module, run
 
 
 def test_spec_survives_the_way_to_its_process():

@@ -1,7 +1,6 @@
 """Benchmarks of serving: what they ask, how they count, what they leave; never how fast."""
 
 import asyncio
-import importlib
 import json
 import os
 import signal
@@ -18,23 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.scripts.programs import SCRIPTS, module, run
+
 web = pytest.importorskip("aiohttp.web")
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(autouse=True)
-def _scripts_on_path(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, SCRIPTS / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 # Latencies.
