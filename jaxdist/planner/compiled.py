@@ -131,8 +131,11 @@ def _capability(text: str) -> tuple[int, ...]:
 def _tpus(target: Target) -> list[Any]:
     from jax.experimental.topologies import get_topology_desc
 
-    # Two programs may then have the compiler open; neither touches a chip.
+    # It asks no cloud where it is, and two programs may have it open; neither touches a chip.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5p-8")  # of this host; any will do
     try:
         return get_topology_desc(topology_name=str(target), platform="tpu").devices
     except Exception as error:  # libtpu's own kinds of error
