@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write(options: Options) -> Iterator[str]:
     """The prompt and its continuation in pieces, or a chat's answers; checked before it is read."""
     mesh, sampling = MeshShape.parse(options.mesh), options.sampling()
+    platform.leave_at_signals()
     if options.simulate:
         platform.simulate_devices(mesh.size)
     # JAX is loaded here, after the options are known to be right.

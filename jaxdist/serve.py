@@ -88,7 +88,9 @@ def load(options: "Options", source: "ModelSource") -> "Model":
     most = defaults.pop("max_tokens", None)
     if engine_options.default_max_tokens is None:
         engine_options = replace(engine_options, default_max_tokens=most)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    print(f"loading {options.model} and compiling, which takes longest the first time", flush=True)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading the weights", total=None)
         engine = load_engine(
             source,

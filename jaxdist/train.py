@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxdist import platform
-from jaxdist.config import one_line_errors
+from jaxdist.config import UsageError, one_line_errors
 from jaxdist.config.command_line import parse
 from jaxdist.config.init_from import Origin
 
@@ -13,7 +13,13 @@ from jaxdist.config.init_from import Origin
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, choose the platform, train; returns the exit code."""
     with one_line_errors():
-        config = parse(sys.argv[1:] if argv is None else argv, "jaxdist train", read_origin)
+        words = sys.argv[1:] if argv is None else argv
+        if not words:
+            raise UsageError(
+                "nothing says what to train; give --config FILE, such as configs/quickstart.yaml, "
+                "or options, which --help lists"
+            )
+        config = parse(words, "jaxdist train", read_origin)
         platform.leave_at_signals()
         if config.simulate:
             platform.simulate_devices(config.mesh_shape.size)

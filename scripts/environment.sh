@@ -23,14 +23,28 @@ find_python() {
     return 1
 }
 
-wanted="$extras $(cksum <pyproject.toml)"
-finished="$folder/.finished-${extras:-base}"
+version=$(cksum <pyproject.toml)
 unfinished="$folder/.unfinished"
+
+# Whether what is wanted was installed, by itself or within a larger set of extras.
+is_finished() {
+    local larger
+    case $extras in
+        "") larger=(base serve test dev) ;;
+        serve) larger=(serve test dev) ;;
+        test) larger=(test dev) ;;
+        *) larger=("$extras") ;;
+    esac
+    for set in "${larger[@]}"; do
+        if [[ $(cat "$folder/.finished-$set" 2>/dev/null) == "$version" ]]; then return 0; fi
+    done
+    return 1
+}
 
 exec 9>"$folder.lock"
 if command -v flock >/dev/null; then flock 9; fi
 
-if [[ ! -e $unfinished && -x $folder/bin/python && $(cat "$finished" 2>/dev/null) == "$wanted" ]]; then
+if [[ ! -e $unfinished && -x $folder/bin/python ]] && is_finished; then
     exit 0
 fi
 if [[ -e $unfinished ]] || ! "$folder/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -48,5 +62,5 @@ fi
 echo "installing jaxdist${extras:+ with $extras} into $folder; the first time takes minutes"
 touch "$unfinished"
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
-echo "$wanted" >"$finished"
+echo "$version" >"$folder/.finished-${extras:-base}"
 rm "$unfinished"

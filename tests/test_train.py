@@ -28,6 +28,12 @@ except SystemExit as stop: print(stop.code, "jax" in sys.modules)
     assert (lines[0], lines[-1]) == ("2 False", "0 False")
 
 
+def test_a_bare_train_is_asked_what() -> None:
+    done = train()
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "give --config FILE, such as configs/quickstart.yaml" in done.stderr
+
+
 def test_a_refusal_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = train("--output-dir", str(out), "--mesh", "1x1x3", "--simulate")

@@ -52,7 +52,7 @@ def sample_step(
     )
 
 
-def with_more_rows(arrays: Sequence[Array], num_replicas: int, num_rows: int) -> list[Any]:
+def with_more_rows(arrays: Sequence[Any], num_replicas: int, num_rows: int) -> list[Any]:
     """Arrays [D * B, ...] as [D * num_rows, ...], zeros after each replica's own; numpy or JAX."""
     wider = []
     for array in arrays:

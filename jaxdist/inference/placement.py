@@ -94,7 +94,7 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
 def without_layers(model: Transformer) -> Transformer:
     """The model's other half: embedding, final norm, head."""
     other = copy.copy(model)
-    other.layers = other.dense_layers = None
+    other.layers = other.dense_layers = None  # pyright: ignore[reportAttributeAccessIssue]
     return other
 
 
@@ -199,7 +199,8 @@ def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:
     whole = NamedSharding(mesh, P())
     head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=whole)(table[...])
     rest = copy.copy(rest)
-    rest.lm_head = nnx.data(table.replace(head))  # in a tied model it was nothing
+    # In a tied model it was nothing.
+    rest.lm_head = nnx.data(table.replace(head))  # pyright: ignore[reportAttributeAccessIssue]
     return rest
 
 

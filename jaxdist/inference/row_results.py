@@ -50,7 +50,8 @@ class Launched:
                     place = running.launch.place_among(place, len(sampled.num_tokens))
                     own.take_sampled(sampled, place, params.logprobs)
                 if index in prompts:
-                    own.take_prompt(prompts[index], self._num_scored(piece), params.prompt_logprobs)
+                    top = params.prompt_logprobs or 0
+                    own.take_prompt(prompts[index], self._num_scored(piece), top)
                 if index in hidden:
                     own.hidden.append(hidden[index][: piece.count])
         return [

@@ -118,12 +118,12 @@ def _after(
 def _sampler(
     runner: ModelRunner, shape: Shape, found: dict[Shape, Computed], *, plain: bool, logprobs: bool
 ) -> Program:
-    how = {"plain": plain, "logprobs": logprobs}
+    sampler = runner.sampler
     return Program(
         name=f"sampling {shape.rows} x {shape.scored}{'' if plain else ' by parameters'}"
         f"{' with logprobs' if logprobs else ''}",
-        calls=lambda: [runner.sampler.call(found[shape], **how)],
-        run=lambda: runner.sampler.draw(found[shape], **how),
+        calls=lambda: [sampler.call(found[shape], plain=plain, logprobs=logprobs)],
+        run=lambda: sampler.draw(found[shape], plain=plain, logprobs=logprobs),
     )
 
 

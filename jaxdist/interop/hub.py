@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from jaxdist.config.errors import UsageError
+from jaxdist.config.errors import UsageError, did_you_mean
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
@@ -17,9 +17,14 @@ def is_hub_name(name: str) -> bool:
 def download(name: str) -> Path:
     """The folder of the model `name`.
 
-    Raises UsageError where the package is missing, the network is not there (and the model not in
-    the cache), or the hub refuses.
+    Raises UsageError where `name` reads like a path into a folder that is here, the package is
+    missing, the network is not there (and the model not in the cache), or the hub refuses.
     """
+    folder = Path(name).parent
+    if folder.is_dir():  # a path that was meant for one of its neighbours
+        there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        hint = did_you_mean(Path(name).name, there) or f"; it holds {', '.join(there[:8])}"
+        raise UsageError(f"there is no {name}: {folder} has nothing of that name{hint}")
     try:
         import huggingface_hub
     except ImportError:

@@ -156,13 +156,14 @@ def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
 def _add_models(app: FastAPI, service: Service) -> None:
     def about(name: str) -> responses.Model:
         model = service.ready_model(name)
+        more: dict[str, Any] = {"default_sampling_params": model.defaults} if model.defaults else {}
         return responses.Model(
             id=name,
             object="model",
             created=model.created,
             owned_by="jaxdist",
             max_model_len=model.max_model_len,
-            **({"default_sampling_params": model.defaults} if model.defaults else {}),
+            **more,
         )
 
     @app.get("/v1/models", response_model=responses.Models, responses=_REFUSALS)

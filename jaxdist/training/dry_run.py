@@ -58,14 +58,9 @@ def measure(setup: Setup) -> DryRun:
 
 def report(setup: Setup) -> None:
     """Print memory per device and collectives by mesh axis."""
-    figures, config = measure(setup), setup.config
     console = Console(highlight=False, soft_wrap=True)
-    shape = ", ".join(f"{axis}={size}" for axis, size in setup.mesh.shape.items())
-    console.print(
-        f"{config.name} on {shape}: ZeRO-{config.parallel.zero}, {config.parallel.schedule}, "
-        f"{config.parallel.num_microbatches} microbatches, remat {config.parallel.remat}, "
-        f"{config.precision.policy}\n"
-    )
+    console.print(f"{setup.description}\n")
+    figures = measure(setup)
     memory = Table("memory per device", "bytes", "", box=None, pad_edge=False)
     for name, size in (
         ("parameters", figures.parameters),

@@ -68,37 +68,32 @@ class _Run:
         config = setup.config
         self.setup, self.config, self.loader, self.validation = setup, config, loader, validation
         self.checkpoints = Checkpointer(config.run_dir / "checkpoints", config.checkpoint)
-        self.step, self.tokens = 0, 0
+        self.start, self.step, self.tokens = start, start or 0, 0
         if start is not None:
             self._refuse_changes(start)
         self.last = min(config.train.steps, config.train.stop_after or config.train.steps)
-        self.train_step = setup.compile_train_step()
-        self.eval_step = setup.compile_eval_step() if validation else None
-        self.state = self._first_state(start)
-        self.flops = flops_per_token(config.model, config.train.sequence_length)
-        self.peak = peak_flops(setup.mesh.devices.size, setup.policy.compute_dtype)
         self.first_process = distributed.is_first_process()
-        if self.first_process:
-            save_config(config, config.run_dir / "config.yaml")
-            if start is None:
-                keep_origin(config)
-        self.log = MetricsLog(config.run_dir, config.log, resume_step=self.step)
         self.progress = Progress(config, self.step, self.last)
-        if self.step >= self.last:
-            self.progress.say(f"nothing to do: {config.run_dir} is at step {self.step} already")
         self.unread: tuple[int, Metrics] | None = None
-        self.clock = time.perf_counter()
+        self.is_prepared = False
 
     def __enter__(self) -> "_Run":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.progress.close()
-        self.log.close()
+        if self.is_prepared:
+            self.log.close()
         self.checkpoints.close()
 
     def run(self) -> int:
         """All steps from the restored one on; returns the exit code."""
+        folder = self.config.run_dir
+        if self.step >= self.last:
+            self.progress.say(f"nothing to do: {folder} is at step {self.step} already")
+            return 0
+        self.progress.say(f"training {self.setup.description}, into {folder}; compiling first")
+        self._prepare()
         with StopSignals() as signals, self._batches(self.loader) as batches:
             for step, batch in batches:
                 with self._profiled(step + 1):
@@ -116,14 +111,31 @@ class _Run:
             self._save()
             self.checkpoints.wait()
         if self.first_process:
-            plot_loss(self.config.run_dir)
+            plot_loss(folder)
+        self.progress.say(f"step {self.step} is saved in {folder}")
         return 0
+
+    def _prepare(self) -> None:
+        """Compile the steps, make or restore the state, open the logs."""
+        config, setup = self.config, self.setup
+        self.train_step = setup.compile_train_step()
+        self.eval_step = setup.compile_eval_step() if self.validation else None
+        self.state = self._first_state(self.start)
+        self.flops = flops_per_token(config.model, config.train.sequence_length)
+        self.peak = peak_flops(setup.mesh.devices.size, setup.policy.compute_dtype)
+        if self.first_process:
+            save_config(config, config.run_dir / "config.yaml")
+            if self.start is None:
+                keep_origin(config)
+        self.log = MetricsLog(config.run_dir, config.log, resume_step=self.step)
+        self.is_prepared = True
+        self.clock = time.perf_counter()
 
     def _first_state(self, start: int | None) -> TrainState:
         if start is None:
             return self.setup.initial_state()
         state, extra = self.setup.restore(self.checkpoints, start)
-        self.step, self.tokens = start, extra["tokens"]
+        self.tokens = extra["tokens"]
         return state
 
     def _refuse_changes(self, start: int) -> None:

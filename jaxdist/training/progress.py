@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from jaxdist.config import RunConfig
 
 _SECONDS_BETWEEN_LINES = 5.0
+_WIDE = 120  # columns, from which there is room for a bar
 
 
 class Progress:
@@ -32,8 +33,11 @@ class Progress:
         self._bar: Bar | None = None
         self._task = TaskID(0)
         if self._shown and config.log.progress and self._console.is_terminal:
-            columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(bar_width=20))
-            self._bar = Bar(*columns, TextColumn("{task.description}"), console=self._console)
+            # One text, so that a narrow terminal cuts its end.
+            text = TextColumn("step {task.completed}/{task.total}  {task.description}")
+            is_wide = self._console.width >= _WIDE
+            columns = (BarColumn(bar_width=20), text) if is_wide else (text,)
+            self._bar = Bar(*columns, console=self._console)
             self._task = self._bar.add_task("compiling", total=last, completed=first)
             self._bar.start()
 
@@ -62,11 +66,10 @@ class Progress:
             self._bar.stop()
 
     def _describe(self, row: Mapping[str, float], remaining: timedelta | None) -> str:
-        shown = [f"{label} {form(row[name])}" for name, label, form in _FIELDS if name in row]
+        shown = [] if remaining is None else [f"left {remaining}"]
+        shown += [f"{label} {form(row[name])}" for name, label, form in _FIELDS if name in row]
         if self._skipped:
             shown.append(f"skipped {self._skipped}")
-        if remaining is not None:
-            shown.append(f"left {remaining}")
         return "  ".join(shown)
 
     def _remaining(self, step: int, now: float) -> timedelta | None:

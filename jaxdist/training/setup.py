@@ -87,6 +87,18 @@ class Setup:
             self.config, self.policy, self.optimizer, pipeline.rules, pipeline.layers
         )
 
+    @property
+    def description(self) -> str:
+        """What is trained, and how it is spread, in one line."""
+        parallel = self.config.parallel
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.layout.abstract.params))
+        shape = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        return (
+            f"{self.config.name}, {count:,} parameters, on {shape}: ZeRO-{parallel.zero}, "
+            f"{parallel.schedule}, {parallel.num_microbatches} microbatches, remat "
+            f"{parallel.remat}, {self.config.precision.policy}"
+        )
+
     def initial_state(self) -> TrainState:
         """The state before the first step, born in its shards."""
         init = partial(

@@ -47,3 +47,12 @@ def test_no_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'jaxdist\[hub\]'"):
         hub.download("owner/model")
+
+
+def test_a_path_into_a_folder_that_is_here_is_no_name(monkeypatch, tmp_path):
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no runs/quikstart: .* did you mean quickstart"):
+        hub.download("runs/quikstart")
+    with pytest.raises(UsageError, match="it holds quickstart"):
+        hub.download("runs/nope")

@@ -17,6 +17,7 @@ from jaxdist.config.command_line import parse
 from jaxdist.training.learning_rate import make_schedule
 from jaxdist.training.loop import NonFinite, run
 from jaxdist.training.metrics import read_rows
+from jaxdist.training.setup import Setup
 
 TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
  --model.intermediate_size 32 --model.num_attention_heads 2 --model.num_key_value_heads 2
@@ -84,8 +85,9 @@ def test_another_mesh_goes_on_with_the_same_curve(whole, tmp_path, mesh, zero):
         assert got == pytest.approx(want, rel=1e-5)
 
 
-def test_a_finished_run_is_left_as_it_is(whole, capsys):
+def test_a_finished_run_is_left_as_it_is_without_compiling(whole, capsys, monkeypatch):
     before = (whole / "metrics.jsonl").read_bytes()
+    monkeypatch.delattr(Setup, "compile_train_step")
     assert train(whole, "--eval.every", "3") == 0
     assert "nothing to do" in capsys.readouterr().err
     assert (whole / "metrics.jsonl").read_bytes() == before

@@ -1,3 +1,4 @@
+import json
 import os
 import pty
 import subprocess
@@ -55,7 +56,7 @@ def test_time_left_is_at_the_pace_since_the_first_step(capsys, clock):
         shown.update({**ROW, "step": step})
     lines = capsys.readouterr().err.splitlines()
     assert "left" not in lines[0]
-    assert lines[2].endswith("left 0:14:42")  # 98 steps of 9 s
+    assert "step 3/101  left 0:14:42  loss" in lines[2]  # 98 steps of 9 s
 
 
 def test_skipped_steps_are_counted_and_validation_is_shown_at_once(capsys, clock):
@@ -76,31 +77,44 @@ def test_only_process_0_speaks(capsys, monkeypatch):
 
 
 DRAW = """
-import sys
+import json, sys
 from jaxdist.config import LogConfig, RunConfig
 from jaxdist.training.progress import Progress
 
-shown = Progress(RunConfig(log=LogConfig(progress=sys.argv[1] == "bar")), 5, 10)
-shown.update({"step": 6, "loss": 2.5})
+kind, row = sys.argv[1], json.loads(sys.argv[2])
+shown = Progress(RunConfig(log=LogConfig(progress=kind == "bar")), 5, 10)
+shown.update({**row, "step": 6})
 shown.say("a line of its own")
-shown.update({"step": 10, "loss": 1.5})
+shown.update({**row, "step": 10})
 shown.close()
 """
+
+
+def drawn(kind: str, columns: int) -> str:
+    """What a terminal of so many columns is sent."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", DRAW, kind, json.dumps(ROW)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, stderr=theirs, env=environment, check=True)
+    os.close(theirs)
+    text = os.read(ours, 100_000).decode()
+    os.close(ours)
+    return text
 
 
 @pytest.mark.parametrize(
     ("kind", "bar"), [("bar", True), pytest.param("lines", False, marks=pytest.mark.slow)]
 )
 def test_a_terminal_gets_a_bar_where_it_is_wanted(kind, bar):
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", DRAW, kind]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, stderr=theirs, env=environment, check=True)
-    os.close(theirs)
-    text = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert "step 10/10" in text and "loss 1.5" in text and "a line of its own" in text
+    text = drawn(kind, 150)
+    assert "step 10/10" in text and "loss 2.3457" in text and "a line of its own" in text
     assert ("━" in text) == bar
+
+
+@pytest.mark.slow
+def test_a_narrow_terminal_keeps_step_and_time():
+    text = drawn("bar", 40)
+    assert "step 10/10  left 0:00:00  loss 2.34" in text and "━" not in text
 
 
 def test_without_a_bar_lines_are_printed(capsys):
