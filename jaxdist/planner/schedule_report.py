@@ -101,6 +101,9 @@ def report(
         if found[name]:
             lines.add_row(name.replace("_", " "), str(found[name]), words)
     console.print(lines)
+    for written, what in ((picture, "the picture"), (table, "the table")):
+        if written is not None:
+            console.print(f"\n{what} is {written}")
 
 
 def _title(found: dict[str, Any]) -> str:
