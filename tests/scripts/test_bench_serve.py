@@ -425,6 +425,9 @@ def test_closing_a_child_ends_what_it_has_started():
     one = child.Child([sys.executable, "-c", code], os.environ)
     [pid] = child.replies([one], time.monotonic() + 30)
     one.close(patience=0)
+    end = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < end:  # it has been killed, and dies in its own time
+        time.sleep(0.02)
     assert not alive(pid)
 
 
