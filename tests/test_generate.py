@@ -100,6 +100,7 @@ def test_any_of_several_ends_ends_the_text(run, model, tmp_path, capsys):
     assert capsys.readouterr().out == written + "\n"
 
 
+@pytest.mark.slow
 def test_blocks_of_a_file_can_be_kept(run, tmp_path, capsys):
     words = ("--prompt", PROMPT, "--max-tokens", "5", "--temperature", "0", "--dtype", "float32")
     source, path = open_model(run), str(tmp_path / "m.gguf")

@@ -65,7 +65,7 @@ def runner_of(file, mesh: str) -> ModelRunner:
     ("model", "types", "meshes"),
     [
         ("llama", ("q4_0",), ("1x1x2",)),
-        ("phi3", MIXED, ("1x1x1",)),
+        pytest.param("phi3", MIXED, ("1x1x1",), marks=slow),
         pytest.param("llama", ("q8_0",), ("1x2x1", "2x2x2"), marks=slow),
         pytest.param("deepseek2", ("q8_0",), ("1x1x2",), marks=slow),
         pytest.param("mixtral", MIXED, ("1x1x1",), marks=slow),

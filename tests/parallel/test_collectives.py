@@ -197,8 +197,8 @@ def slow(*case):
     "mesh, options",
     [
         ("2x2x2", dict(zero=1)),
-        ("2x2x2", dict(zero=3)),
-        ("1x1x4", dict(sequence_parallel=True)),
+        slow("2x2x2", dict(zero=3)),
+        slow("1x1x4", dict(sequence_parallel=True)),
         slow("2x2x2", dict(zero=1, schedule="interleaved", num_chunks=2, num_microbatches=8)),
         slow("2x2x1", dict(zero=3, schedule="interleaved", num_chunks=2, num_microbatches=4)),
         slow("2x2x2", dict(zero=1, schedule="zb", num_microbatches=4)),

@@ -3,18 +3,18 @@
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, options",
     [
         ("2x2x1", dict(model=dict(num_hidden_layers=5), skip_bubbles=False)),
-        pytest.param("2x2x2", dict(schedule="interleaved", num_chunks=2), marks=pytest.mark.slow),
-        pytest.param("2x4x1", dict(schedule="zb"), marks=pytest.mark.slow),
-        pytest.param("2x2x1", dict(model=dict(num_hidden_layers=5)), marks=pytest.mark.slow),
-        pytest.param("4x2x1", dict(schedule="gpipe", skip_bubbles=False), marks=pytest.mark.slow),
-        pytest.param(
+        ("2x2x2", dict(schedule="interleaved", num_chunks=2)),
+        ("2x4x1", dict(schedule="zb")),
+        ("2x2x1", dict(model=dict(num_hidden_layers=5))),
+        ("4x2x1", dict(schedule="gpipe", skip_bubbles=False)),
+        (
             "2x2x1",
             dict(schedule="interleaved", num_chunks=2, model=dict(num_hidden_layers=7)),
-            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -113,7 +113,7 @@ def chunks_and_weights(*_):
 @pytest.mark.parametrize(
     "change, skip_bubbles",
     [
-        (late_second_stage, False),
+        pytest.param(late_second_stage, False, marks=pytest.mark.slow),
         pytest.param(late_second_stage, True, marks=pytest.mark.slow),
         pytest.param(with_weights_late, True, marks=pytest.mark.slow),
         pytest.param(chunks_and_weights, False, marks=pytest.mark.slow),

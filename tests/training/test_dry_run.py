@@ -50,6 +50,7 @@ def test_bytes_are_those_of_the_arrays(figures):
     assert figures["3"].optimizer == held(state.opt_state)
 
 
+@pytest.mark.slow
 def test_every_loop_is_counted(figures):
     assert all(one.count is not None for one in figures["0"].traffic)
     over_dp = {one.kind for one in figures["3"].traffic if one.axes == ("dp",)}
