@@ -52,7 +52,9 @@ class TextStream:
             context = self._decode(ids[self._num_context :])
             if context:
                 del ids[: self._num_context]
-                self._num_context, self._num_given, self._text = len(ids), len(context), context
+                # More may be given than there is: the prompt began a character that got whole.
+                self._num_given += len(context) - len(text)
+                self._num_context, self._text = len(ids), context
         return piece
 
     def finish(self) -> str:

@@ -65,7 +65,8 @@ MODELS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh, sequence_parallel", [("2x2x2", True), ("2x1x4", False)])
+@pytest.mark.parametrize("sequence_parallel", (False, True))
+@pytest.mark.parametrize("mesh", ("2x2x2", "2x1x4"))
 @pytest.mark.parametrize("model", MODELS)
 def test_every_kind_of_model(make_case, model, mesh, sequence_parallel):
     options = dict(zero=3, num_microbatches=2, sequence_parallel=sequence_parallel)

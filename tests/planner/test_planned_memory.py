@@ -101,9 +101,8 @@ def test_on_a_gpu_they_leave_the_devices_memory():
     moved = estimated(setup).host
     assert here.host_temp_size_in_bytes == 0
     assert there.host_temp_size_in_bytes == pytest.approx(moved, rel=0.1)
-    # Two layers' shares are on the device all the same: one on its way out, one on its way in.
-    shares = config.model.num_hidden_layers // 2 * setup.pipeline.schedule.residuals.size
-    assert here.temp_size_in_bytes - there.temp_size_in_bytes >= (1 - 2 / shares) * moved
+    # One layer's share is on the device all the same, on its way.
+    assert there.temp_size_in_bytes < here.temp_size_in_bytes - 0.7 * moved
 
 
 @pytest.mark.parametrize(
