@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ class Checkpointer:
         if config is None and not self.directory.is_dir():
             raise UsageError(f"no checkpoint in {self.directory}: there is no such directory")
         logging.getLogger("absl").addFilter(_not_from_orbax)
+        _silence_abandoned_reads()
         with self._clear_errors("could not be opened"):
             self._manager = ocp.CheckpointManager(
                 self.directory,
@@ -209,3 +212,28 @@ def _shortened(message: str) -> str:
 def _not_from_orbax(record: logging.LogRecord) -> bool:
     """Orbax logs tracebacks of errors that are raised here anyway."""
     return "orbax" not in record.pathname
+
+
+def _silence_abandoned_reads() -> None:
+    """Lets the reads that a failed restore leaves running end without a word.
+
+    Orbax closes its event loop at the first error. Others of tensorstore's reads fail later, with
+    nobody to take the error or with the loop closed, which Python can only log or print, after
+    the one line that says it all.
+    """
+    logging.getLogger("asyncio").addFilter(_not_from_tensorstore)
+    if not isinstance(sys.unraisablehook, _PrintUnlessLoopClosed):
+        sys.unraisablehook = _PrintUnlessLoopClosed(sys.unraisablehook)
+
+
+def _not_from_tensorstore(record: logging.LogRecord) -> bool:
+    return "tensorstore" not in record.getMessage()
+
+
+@dataclass(frozen=True)
+class _PrintUnlessLoopClosed:
+    before: Callable[[sys.UnraisableHookArgs], object]
+
+    def __call__(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self.before(unraisable)

@@ -222,6 +222,35 @@ def test_a_damaged_checkpoint_is_one_line_with_the_fix(tmp_path, part):
     reader.close()
 
 
+RESTORE_DAMAGED = """
+import sys
+import jax.numpy as jnp
+from jaxdist.config import UsageError
+from jaxdist.training.checkpoint import Checkpointer
+
+for _ in range(10):
+    try:
+        Checkpointer(sys.argv[1], None).restore(1, {f"w{i}": jnp.ones(64) for i in range(12)})
+    except UsageError as error:
+        print(error)
+"""
+
+
+def test_reads_that_a_damaged_checkpoint_leaves_running_print_nothing(tmp_path):
+    saver = Checkpointer(tmp_path, KEEP_ALL)
+    saver.save(1, {f"w{i}": jnp.ones(64) for i in range(12)}, {})
+    saver.close()
+    shutil.rmtree(tmp_path / "1" / "state" / "d")
+    done = subprocess.run(
+        [sys.executable, "-c", RESTORE_DAMAGED, str(tmp_path)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "" and done.returncode == 0
+    assert len(done.stdout.splitlines()) == 10
+
+
 def test_unwritable_directory_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=f"in {tmp_path}/file/checkpoints") as error:
