@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from jaxdist import platform
-from jaxdist.config import MeshShape, UsageError, limits, one_line_errors
+from jaxdist.config import UsageError, limits, one_line_errors
 from jaxdist.config.options import MODEL, REQUIRED, option, parse_options
+from jaxdist.inference import default_mesh
 from jaxdist.inference.runner_options import DTYPES
 from jaxdist.inference.sampling_params import SamplingParams
 
@@ -25,7 +26,7 @@ class Options:
     top_p: float = option(1.0, "Only the likeliest tokens that hold this probability.")
     top_k: int = option(0, "Only so many of the likeliest tokens; 0 for all.")
     seed: int = option(0, "The same seed writes the same text.")
-    mesh: str = option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    mesh: str = option(default_mesh.AUTO, default_mesh.HELP)
     simulate: bool = option(False, "Let the CPU stand in for all devices of the mesh.")
     dtype: str = option("bfloat16", "Of weights and activations: float32 or bfloat16.")
     quantization: str | None = option(
@@ -66,10 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write(options: Options) -> Iterator[str]:
     """The prompt and its continuation in pieces, or a chat's answers; checked before it is read."""
-    mesh, sampling = MeshShape.parse(options.mesh), options.sampling()
+    mesh, sampling = default_mesh.parse(options.mesh), options.sampling()
     platform.leave_at_signals()
     if options.simulate:
-        platform.simulate_devices(mesh.size)
+        platform.simulate_devices(mesh.size if mesh else platform.num_cores())
+    elif mesh is None:
+        platform.a_device_a_core()
     # JAX is loaded here, after the options are known to be right.
     from jaxdist.data import load_tokenizer
     from jaxdist.inference.naive import check_prompt

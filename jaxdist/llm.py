@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist.config import MeshShape, UsageError, limits
+from jaxdist import platform
+from jaxdist.config import UsageError, limits
 from jaxdist.config.errors import did_you_mean
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
+from jaxdist.inference import default_mesh
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.generation_config import CHOICES, described, sampling_defaults
@@ -36,7 +38,7 @@ class LLM:
         self,
         model: str,
         *,
-        mesh: str = "1x1x1",
+        mesh: str = default_mesh.AUTO,
         tokenizer: str | None = None,
         warm: bool = False,
         generation_config: str = "auto",
@@ -46,7 +48,8 @@ class LLM:
 
         Args:
             model: A run's folder, a Hugging Face folder, a GGUF file, or a name on the hub.
-            mesh: Replicas x pipeline stages x tensor parallelism.
+            mesh: Replicas x pipeline stages x tensor parallelism; "auto" takes one accelerator, or
+                as many of a CPU's cores as pay.
             tokenizer: In place of the model's own, as `data.tokenizer`.
             warm: Compile all before the first prompt, rather than as it comes.
             generation_config: "auto" samples as the model's generation_config.json says where no
@@ -57,7 +60,9 @@ class LLM:
         """
         limits.choice("generation_config", generation_config, CHOICES)
         runner_options, engine_options = _options(options)
-        shape = MeshShape.parse(mesh)
+        shape = default_mesh.parse(mesh)
+        if shape is None:
+            platform.a_device_a_core()
         # JAX is loaded here, after the options are known to be right.
         from jaxdist.inference.load import load_engine
         from jaxdist.training.model_source import open_model
@@ -76,7 +81,7 @@ class LLM:
                 engine_options = replace(engine_options, default_max_tokens=most)
         self.engine: Engine = load_engine(
             source,
-            mesh=shape,
+            mesh=default_mesh.mesh_for(shape, source.config, runner_options),
             runner_options=runner_options,
             engine_options=engine_options,
             tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),

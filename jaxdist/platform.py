@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from jaxdist.config.errors import CTRL_C_EXIT_CODE, UsageError
@@ -61,6 +62,33 @@ def simulate_devices(num_devices: int) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)  # JAX refuses two answers to one question
+
+
+def a_device_a_core() -> None:
+    """Let the CPU be as many devices as it has cores, where nobody has said how many it is.
+
+    A program over these devices uses all cores, where one on a single device often keeps one busy.
+    Accelerators are left alone; without effect once JAX has looked for its devices.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _DEVICE_COUNT in flags or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
+    if _PATIENCE not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_PATIENCE}=600".strip()
+    if "jax" in sys.modules:
+        import jax
+
+        with suppress(RuntimeError):  # it has looked
+            jax.config.update("jax_num_cpu_devices", num_cores())
+    else:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(num_cores())
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def without_accelerators() -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from jaxdist import platform
-from jaxdist.config import UsageError, one_line_errors
+from jaxdist.config import MeshShape, UsageError, one_line_errors
 from jaxdist.config.options import parse_options
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def serve(options: "Options") -> None:
     options.engine()
     options.template()
     if options.simulate:
-        platform.simulate_devices(mesh.size)
+        platform.simulate_devices(mesh.size if mesh else platform.num_cores())
+    elif mesh is None:
+        platform.a_device_a_core()
     platform.compilation_cache()
     # JAX is loaded here, after the platform is chosen and the options are known to be right.
-    import jax
-
+    from jaxdist.inference.default_mesh import mesh_for
     from jaxdist.server.lifecycle import open_socket, run
     from jaxdist.server.service import Service
     from jaxdist.training.model_source import open_model
@@ -53,18 +54,19 @@ def serve(options: "Options") -> None:
     source = open_model(options.model)
     if source.tokenizer is None:
         raise UsageError(f"--model {options.model} has no tokenizer; put its tokenizer.json there")
+    mesh = mesh_for(mesh, source.config, runner)
     if runner.quantization is not None:
         source.check_packed(mesh)
-    runner.check(source.config, mesh.resolve(jax.device_count()))
+    runner.check(source.config, mesh)
     sock = open_socket(options.host, options.port)
     log = logging.getLogger("jaxdist.server")
     log.setLevel(logging.INFO)
     log.addHandler(logging.StreamHandler())
     log.propagate = False  # a line is JSON and nothing else
-    run(Service(server), sock, lambda: load(options, source))
+    run(Service(server), sock, lambda: load(options, source, mesh))
 
 
-def load(options: "Options", source: "ModelSource") -> "Model":
+def load(options: "Options", source: "ModelSource", mesh: MeshShape) -> "Model":
     """Read the weights and compile, with a bar that says how far it is."""
     import jax
     from rich.console import Console
@@ -88,13 +90,16 @@ def load(options: "Options", source: "ModelSource") -> "Model":
     most = defaults.pop("max_tokens", None)
     if engine_options.default_max_tokens is None:
         engine_options = replace(engine_options, default_max_tokens=most)
-    print(f"loading {options.model} and compiling, which takes longest the first time", flush=True)
+    print(
+        f"loading {options.model} on mesh {mesh} and compiling, which takes longest the first time",
+        flush=True,
+    )
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading the weights", total=None)
         engine = load_engine(
             source,
-            mesh=options.mesh_shape.resolve(jax.device_count()),
+            mesh=mesh,
             runner_options=options.runner(),
             engine_options=engine_options,
             tokenizer=tokenizer,

@@ -24,7 +24,8 @@ from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.inference.buckets import Shape
 from jaxdist.inference.packed_experts import kept_experts
 from jaxdist.inference.paging import Paging
-from jaxdist.inference.placement import Weights, layer_of, num_layers
+from jaxdist.inference.placement import Weights, layer_of, num_layers, platform_of
+from jaxdist.inference.products import linear_over_tp
 from jaxdist.inference.step_data import StepData as Step
 from jaxdist.models.layers import Cache, Context
 from jaxdist.ops.linear import Blocks, linear
@@ -110,7 +111,7 @@ class Forward:
             ) -> Any:
                 index = first + number
                 own = rows._replace(tables=rows.tables + index * self.num_blocks)
-                block = layer_of(stack, number, self.compute_dtype)
+                block = layer_of(stack, number, self.compute_dtype, self.weights.rules)
                 is_local = self._is_local(stage, index)
                 return block(carry[0], rope, self._context(own), carry[1], is_local)
 
@@ -139,22 +140,21 @@ class Forward:
         attend = _Attend(
             config=config, rows=rows, kv_dtype=self.kv_dtype, paging=self.paging, tp=mesh.tp
         )
-        if mesh.tp > 1 and not self.weights.keeps_blocks:
+        if self.weights.keeps_blocks:
+            base = replace(base, experts=kept_experts(mesh.tp))
+        elif mesh.tp > 1 and platform_of(self.mesh) != "cpu":
             return replace(base, attend=attend)
+        product = linear_over_tp if mesh.tp > 1 else linear
 
         def dot(x: Array, w: Any) -> Array:
             if isinstance(w, KeptLayer):  # over tp it is left to the partitioner
                 return kept_dot(x, w, self.compute_dtype)
-            return linear(x, w, self.compute_dtype).astype(self.compute_dtype)
+            return product(x, w, self.compute_dtype).astype(self.compute_dtype)
 
         def head(x: Array, table: Array) -> Array:
-            weight = Blocks(table, 0) if table.ndim == 4 else table.T
-            return linear(x, weight, self.compute_dtype)
+            weight = Blocks(table, 0, "columns") if table.ndim == 4 else table.T
+            return product(x, weight, self.compute_dtype)
 
-        if self.weights.keeps_blocks:
-            base = replace(base, experts=kept_experts(mesh.tp))
-        if mesh.tp > 1:
-            return replace(base, attend=attend, dot=dot, dots=None)
         return replace(base, attend=attend, dot=dot, dots=None, head=head)
 
     def _is_local(self, stage: Array | int, index: Array | int) -> bool | Array | None:

@@ -62,6 +62,7 @@ class ModelRunner:
             eos_ids: Tokens that are not sampled before `min_tokens`.
         """
         options.check(config, mesh)
+        config = options.served(config, mesh)
         self.mesh = make_mesh(mesh)
         self.block_size = options.block_size
         self.num_replicas = mesh.dp

@@ -23,9 +23,10 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
+from jaxdist.inference.products import block_spec
 from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
-from jaxdist.ops.linear import Blocks, fits_blocks, in_blocks
+from jaxdist.ops.linear import Blocks, Split, fits_blocks, in_blocks
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 from jaxdist.quantization import packed_layers
@@ -79,8 +80,8 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
         if s is not None
     ]
     del model  # a leaf is freed as soon as it is laid out
-    stacks = [stack for leaves, structure in kinds for stack in _laid_out(leaves, structure, mesh)]
-    if shape.tp == 1:
+    stacks = [stack for kind in kinds for stack in _laid_out(*kind, mesh, rules)]
+    if shape.tp == 1 or platform_of(mesh) == "cpu":
         rest = _with_head(rest, mesh)
     staged = jax.tree.map(lambda leaf: leaf.sharding.spec, stacks)
     return Weights(
@@ -98,19 +99,19 @@ def without_layers(model: Transformer) -> Transformer:
     return other
 
 
-def layer_of(stack: Block, number: Array | int, dtype: DTypeLike) -> Block:
+def layer_of(stack: Block, number: Array | int, dtype: DTypeLike, rules: Rules) -> Block:
     """Layer `number` of one stage's stack, leaves [L, ...], as its Module; weights in blocks stay
     where they lie. dtype: of the floats that are kept as bits."""
 
-    def one(leaf: Any, is_linear: bool) -> Any:
+    def one(leaf: Any, split: Split | None) -> Any:
         if isinstance(leaf, (PackedWeight, MixedLayers)):
             return packed_layers.layer_of(leaf, number)
-        if is_linear and leaf.ndim == 4:
-            return Blocks(leaf, number)
+        if split is not None and leaf.ndim == 4:
+            return Blocks(leaf, number, split)
         leaf = read(leaf, number)
         return from_bits(leaf, dtype) if leaf.dtype == jnp.uint16 else leaf
 
-    return jax.tree.map(one, stack, _are_linear(stack), is_leaf=_is_kept)
+    return jax.tree.map(one, stack, _splits(stack, rules), is_leaf=_is_kept)
 
 
 def num_layers(stack: Block) -> int:
@@ -118,13 +119,19 @@ def num_layers(stack: Block) -> int:
     return stack.post_attention_layernorm.weight.shape[0]
 
 
-def _are_linear(stack: Block) -> Any:
-    """For each leaf whether it is of a linear layer."""
+def _splits(stack: Block, rules: Rules) -> Any:
+    """For each leaf how tp splits it, None where it is not of a linear layer."""
 
-    def whole(node: Any) -> Any:
-        return jax.tree.map(lambda _: type(node) is Linear, node, is_leaf=_is_kept)
+    def splits(node: Any) -> Any:
+        split = _split(node, rules) if isinstance(node, Linear) else None
+        return jax.tree.map(lambda _: split, node, is_leaf=_is_kept)
 
-    return jax.tree.map(whole, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_kept(n))
+    return jax.tree.map(splits, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_kept(n))
+
+
+def _split(linear: Linear, rules: Rules) -> Split:
+    rows, columns = (rules.table.get(axis) for axis in linear.weight.get_metadata("axes")[-2:])
+    return "columns" if columns == "tp" else "rows" if rows == "tp" else "whole"
 
 
 def _is_kept(node: Any) -> bool:
@@ -132,11 +139,10 @@ def _is_kept(node: Any) -> bool:
     return isinstance(node, (PackedWeight, PerLayer, MixedLayers))
 
 
-def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
+def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> list[Block]:
     """Leaves of a stack [S * L, ...], which are used up, as the stacks that the backend wants."""
     platform, in_stages = platform_of(mesh), mesh.shape["pp"]
-    splits = mesh.shape["tp"] > 1
-    are_linear = jax.tree.leaves(_are_linear(jax.tree.unflatten(structure, leaves)))
+    splits = structure.flatten_up_to(_splits(jax.tree.unflatten(structure, leaves), rules))
 
     def lay_out(leaf: Array, blocks: bool) -> list[Array]:
         leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
@@ -147,15 +153,18 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh) -> list[Block]:
         return [as_bits(leaf) if platform == "cpu" else leaf]
 
     parts = []
-    for is_linear in are_linear:
+    for split in splits:
         leaf = leaves.pop(0)
         if _is_kept(leaf):
-            parts.append(_kept(leaf, is_linear, mesh))
+            parts.append(_kept(leaf, split is not None, mesh))
             continue
-        blocks = is_linear and leaf.ndim == 3 and not splits
-        blocks = blocks and fits_blocks(leaf.shape[-1], leaf.dtype, platform)
+        columns = leaf.shape[-1] // (mesh.shape["tp"] if split == "columns" else 1)
+        blocks = split is not None and leaf.ndim == 3
+        blocks = blocks and fits_blocks(columns, leaf.dtype, platform)
         _, *spec = leaf.sharding.spec
-        sharding = NamedSharding(mesh, P("pp") if blocks else P("pp", None, *spec))
+        if blocks:
+            spec = block_spec(split)
+        sharding = NamedSharding(mesh, P("pp", None, *spec))
         parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
 
@@ -194,10 +203,10 @@ def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:
     """With a head of its own where the backend wants it laid out in another way than the table."""
     table = rest.embed_tokens if rest.lm_head is None else rest.lm_head
     rows, _ = table[...].shape
-    if not fits_blocks(rows, table[...].dtype, platform_of(mesh)):
+    if not fits_blocks(rows // mesh.shape["tp"], table[...].dtype, platform_of(mesh)):
         return rest
-    whole = NamedSharding(mesh, P())
-    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=whole)(table[...])
+    layout = NamedSharding(mesh, P(None, *block_spec("columns")))
+    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=layout)(table[...])
     rest = copy.copy(rest)
     # In a tied model it was nothing.
     rest.lm_head = nnx.data(table.replace(head))  # pyright: ignore[reportAttributeAccessIssue]

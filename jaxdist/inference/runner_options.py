@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxdist.config import MeshShape, ModelConfig, UsageError, limits
 from jaxdist.config.checks import check_model_on_mesh
+from jaxdist.inference.padded_heads import with_padded_heads
 
 DTYPES = ("float32", "bfloat16")
 
@@ -67,10 +68,14 @@ class RunnerOptions:
             )
         return self.max_model_len
 
+    def served(self, config: ModelConfig, mesh: MeshShape) -> ModelConfig:
+        """The model as it is laid out on this mesh; weights in blocks have no room for padding."""
+        return config if self.quantization else with_padded_heads(config, mesh.tp)
+
     def check(self, config: ModelConfig, mesh: MeshShape) -> None:
         """Refuse what this model or this mesh cannot do."""
         self.model_len(config)
-        check_model_on_mesh(config, mesh)
+        check_model_on_mesh(self.served(config, mesh), mesh)
         if config.first_k_dense_replace and mesh.pp > 1:
             raise UsageError(
                 f"pp={mesh.pp}: the stages of a model whose first layers are of another kind "

@@ -7,6 +7,7 @@ import jax
 
 from jaxdist import platform
 from jaxdist.config import MeshShape
+from jaxdist.inference.default_mesh import mesh_for
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.load import Source, load_engine
@@ -16,22 +17,24 @@ from jaxdist.inference.sampling_params import SamplingParams
 
 def load_for_one(
     source: Source,
-    mesh: MeshShape,
+    mesh: MeshShape | None,
     dtype: str,
     length: int | None = None,
     quantization: str | None = None,
 ) -> Engine:
     """An engine for one text of at most `length` tokens (by default the model's most).
 
-    Programs are compiled as they are first needed. UsageError where the mesh does not fit.
+    mesh: None for that of `default_mesh`. Programs are compiled as they are first needed.
+    UsageError where the mesh does not fit.
     """
+    options = RunnerOptions(dtype=dtype, quantization=quantization)
+    mesh = mesh_for(mesh, source.config, options)
     if quantization is not None:
         source.check_packed(mesh)
     if jax.default_backend() == "cpu":
         platform.keep_freed_memory()
-    mesh = mesh.resolve(jax.device_count())
     # A replica needs a slot, though only one of them writes.
-    options = RunnerOptions(dtype=dtype, max_num_seqs=mesh.dp, quantization=quantization)
+    options = replace(options, max_num_seqs=mesh.dp)
     num_blocks = -(-(length or options.model_len(source.config)) // options.block_size) + 2
     options = replace(options, num_blocks=num_blocks)
     options.check(source.config, mesh)

@@ -4,7 +4,6 @@ Several programs compile at a time, each in a thread. Then each runs once on row
 padding, which write to the null block: that also finds what a backend can compile and not execute.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from jaxdist.inference.model_runner import ModelRunner
 from jaxdist.inference.sampling_params import SamplingParams
 from jaxdist.inference.step import NewSequence
 from jaxdist.inference.step_data import StepData
+from jaxdist.platform import num_cores
 
 Progress = Callable[[int, int, str], None]  # programs compiled, of how many, what comes next
 MOST_THREADS = 8  # each holds what its compilation needs
@@ -57,13 +57,6 @@ def warm_up(runner: ModelRunner, progress: Progress | None = None) -> int:
         progress(count, count, "ready")
     runner.is_warm()
     return count
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _compile(runner: ModelRunner, program: Program) -> None:

@@ -57,7 +57,7 @@ def load_parameters(source: WeightSource, like: Any) -> Any:
     Args:
         source: Where the weights come from.
         like: A `Transformer` of `jax.ShapeDtypeStruct`s; one without a sharding goes to the default
-            device. Rows of the tables beyond the source's vocabulary become zeros.
+            device. What a weight has beyond the source's (rows of the tables, heads) becomes zeros.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(
         like, is_leaf=lambda node: isinstance(node, nnx.Variable)
@@ -174,10 +174,10 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _fill(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy with a change of dtype; rows that the source lacks (of a padded table) become zero."""
-    rows = source.shape[0]
-    target[rows:] = 0
-    target = target[:rows]
+    """Copy with a change of dtype; what the source lacks (of a padded table) becomes zero."""
+    if target.shape != source.shape:
+        target[...] = 0
+        target = target[tuple(map(slice, source.shape))]
     if source.dtype == ml_dtypes.bfloat16 and target.dtype == np.float32:
         # fp32's upper half: a shift, which numpy does faster than the cast of a foreign dtype.
         bits, wide = source.view(np.uint16), target.view(np.uint32)

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +24,22 @@ from jax.typing import DTypeLike
 from jaxdist.ops.product import cpu_multiplies_bf16, product
 from jaxdist.ops.stacks import read
 
+Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the members of tp share
+
 LANES = 64
 FEW = 64  # rows up to which blocks are multiplied as they lie
 TOGETHER = 16  # blocks that are multiplied at once where bf16 is
 DEPTH = 768  # rows of a block that are widened together: 200 KB of fp32 stay in the cache
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=[])
+@partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=["split"])
 @dataclass(frozen=True)
 class Blocks:
     """One layer's weight in blocks, left where it lies."""
 
     stack: jax.Array  # [L, N / LANES, K, LANES] fp32, or bits of bf16
     layer: jax.Array | int
+    split: Split = "whole"  # over tp
 
     @property
     def ndim(self) -> int:

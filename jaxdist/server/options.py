@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxdist.config import MeshShape, UsageError, limits
 from jaxdist.config.options import MODEL, REQUIRED, option
+from jaxdist.inference import default_mesh
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.generation_config import CHOICES
 from jaxdist.inference.runner_options import RunnerOptions
@@ -20,7 +21,7 @@ class Options:
     """The options, by their names; each says what it is in its help."""
 
     model: str = option(REQUIRED, MODEL)
-    mesh: str = option("1x1x1", "Replicas x stages x tensor parallelism: DPxPPxTP.")
+    mesh: str = option(default_mesh.AUTO, default_mesh.HELP)
     simulate: bool = option(False, "Let the CPU stand in for all devices of the mesh.")
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 serves other machines.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.")
@@ -69,10 +70,10 @@ class Options:
             raise UsageError("--api-key and --served-model-name must not be empty")
 
     @property
-    def mesh_shape(self) -> MeshShape:
-        """The mesh. UsageError where --simulate cannot know its size."""
-        mesh = MeshShape.parse(self.mesh)
-        if self.simulate and not mesh.is_resolved:
+    def mesh_shape(self) -> MeshShape | None:
+        """The mesh, None for `auto`. UsageError where --simulate cannot know its size."""
+        mesh = default_mesh.parse(self.mesh)
+        if self.simulate and mesh is not None and not mesh.is_resolved:
             raise UsageError(f"mesh {mesh}: with --simulate write the number instead of -1")
         return mesh
 

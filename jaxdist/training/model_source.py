@@ -6,6 +6,7 @@ What generation, conversion and a run's `init_from` have in common.
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ class ModelSource:
         """The parameters in the structure, dtypes and shardings of `like`."""
         source = self.weights
         if isinstance(source, RunFolder):
-            padded = like.config.padded_vocab_size
-            if source.config.padded_vocab_size == padded:
+            sizes = attrgetter("padded_vocab_size", "num_attention_heads", "num_key_value_heads")
+            if sizes(source.config) == sizes(like.config):
                 return source.restore(like)
         return load_parameters(source, like)
 

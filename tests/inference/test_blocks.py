@@ -11,7 +11,7 @@ PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["1x1x1", "1x2x1"])
+@pytest.mark.parametrize("mesh", ["1x1x1", "1x2x1", "1x1x2"])
 def test_blocks_change_no_token(mesh, model_of, monkeypatch):
     model = model_of(
         vocab_size=64,

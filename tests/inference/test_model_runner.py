@@ -79,6 +79,20 @@ def test_every_mesh_serves_the_same(mesh, make):
         pytest.param(
             "1x1x1", {"rope_scaling": LONGROPE, "tie_word_embeddings": True}, id="longrope"
         ),
+        # Weights in blocks that tp shares, and a head of zeros.
+        pytest.param(
+            "2x1x2",
+            {
+                "hidden_size": 64,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 3,
+                "head_dim": 64,
+                "intermediate_size": 128,
+                "vocab_size": 120,
+                "qkv_bias": True,
+            },
+            id="padded heads",
+        ),
         # What the two stages hold differs, which only the running program knows.
         pytest.param(
             "1x2x2", {"sliding_window": 5, "sliding_window_pattern": 2}, id="windows by layer"
