@@ -14,6 +14,26 @@ BROKEN_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
 TRACEBACK = "JAXDIST_TRACEBACK"
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # how XLA's RuntimeError says it
 
+# What others call our keys, where the spelling alone would not lead there.
+OTHER_NAMES = {
+    "mesh": "dp pp tp",
+    "model.num_hidden_layers": "layers num_layers n_layers n_layer depth",
+    "model.hidden_size": "hidden hidden_dim d_model n_embd width",
+    "model.intermediate_size": "ffn ffn_dim d_ff mlp_dim",
+    "model.num_attention_heads": "heads num_heads n_heads n_head",
+    "model.num_key_value_heads": "kv_heads num_kv_heads n_kv_heads",
+    "parallel.num_microbatches": "grad_accum grad_accumulation_steps gradient_accumulation_steps",
+    "optimizer.learning_rate": "lr peak_lr max_lr",
+    "optimizer.min_learning_rate_ratio": "min_lr min_lr_ratio",
+    "optimizer.warmup_steps": "warmup num_warmup_steps",
+    "optimizer.weight_decay": "wd decay",
+    "optimizer.max_grad_norm": "clip grad_clip clip_grad gradient_clipping",
+    "train.steps": "epochs iters iterations max_iters max_steps num_steps",
+    "train.global_batch_size": "batch bs batch_size train_batch_size",
+    "train.sequence_length": "seq_len seq_length seqlen max_seq_len block_size context_length",
+}
+_OURS = {other: ours for ours, others in OTHER_NAMES.items() for other in others.split()}
+
 
 class UsageError(ValueError):
     """What the user asked for cannot work; the message names the rule, the value and the fix."""
@@ -23,7 +43,8 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """The candidates that `word` may be a misspelling of, best first; empty where none is near.
 
     A dotted candidate is also compared by its last part, so that `lerning_rate` finds
-    `optimizer.learning_rate`.
+    `optimizer.learning_rate`. One that is another's name for a key of ours, as `lr` is, counts as
+    that key, where it is a candidate.
     """
 
     def score(candidate: str) -> float:
@@ -34,7 +55,11 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
         ).ratio()
         return max(whole, last - 0.01)  # at a tie the section that was written wins
 
+    candidates = list(candidates)
     wanted = word.lstrip("-")
+    ours = _OURS.get(wanted.rpartition(".")[2].replace("-", "_"))
+    if ours in (candidate.lstrip("-") for candidate in candidates):
+        wanted = ours
     scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 0
     return [candidate for value, candidate in scored[:count] if value >= floor]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jaxdist.config import ModelConfig
 
-MOST = 1.5  # times as many heads
+MOST = 4 / 3  # times as many heads
 
 
 def with_padded_heads(config: ModelConfig, tp: int) -> ModelConfig:

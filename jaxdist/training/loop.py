@@ -30,7 +30,7 @@ from jaxdist.training.metrics import MetricsLog
 from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import plot_loss
 from jaxdist.training.progress import Progress
-from jaxdist.training.resume import differences
+from jaxdist.training.resume import differences, new_decay
 from jaxdist.training.run_folder import check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
@@ -69,8 +69,11 @@ class _Run:
         self.setup, self.config, self.loader, self.validation = setup, config, loader, validation
         self.checkpoints = Checkpointer(config.run_dir / "checkpoints", config.checkpoint)
         self.start, self.step, self.tokens = start, start or 0, 0
+        self.new_decay = ""
         if start is not None:
-            self._refuse_changes(start)
+            saved = self.checkpoints.extra(start)
+            self._refuse_changes(saved)
+            self.new_decay = new_decay(saved["config"], asdict(config))
         self.last = min(config.train.steps, config.train.stop_after or config.train.steps)
         self.first_process = distributed.is_first_process()
         self.progress = Progress(config, self.step, self.last)
@@ -93,6 +96,8 @@ class _Run:
             self.progress.say(f"nothing to do: {folder} is at step {self.step} already")
             return 0
         self.progress.say(f"training {self.setup.description}, into {folder}; compiling first")
+        if self.new_decay:
+            self.progress.say(self.new_decay)
         self._prepare()
         with StopSignals() as signals, self._batches(self.loader) as batches:
             for step, batch in batches:
@@ -138,8 +143,7 @@ class _Run:
         self.tokens = extra["tokens"]
         return state
 
-    def _refuse_changes(self, start: int) -> None:
-        saved = self.checkpoints.extra(start)
+    def _refuse_changes(self, saved: dict[str, Any]) -> None:
         changed = differences(saved["config"], asdict(self.config))
         if not changed and saved["data"] != self.loader.fingerprint:
             changed = [f"data: {saved['data']} saved, {self.loader.fingerprint} asked"]

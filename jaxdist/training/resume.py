@@ -35,6 +35,22 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     ]
 
 
+def new_decay(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """What another number of steps does to the learning rate, in one line; empty for nothing.
+
+    Both are configs as in `differences`.
+    """
+    before, now = saved["train"]["steps"], current["train"]["steps"]
+    optimizer = current["optimizer"]
+    counts = optimizer["schedule"] != "constant" or optimizer["warmup_steps"] is None
+    if before == now or not counts:
+        return ""
+    return (
+        f"train.steps: {before} saved, {now} asked; from here on the learning rate follows the "
+        f"{optimizer['schedule']} schedule of {now} steps"
+    )
+
+
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """`section.field` -> value, in JSON's terms, so that a tuple equals its stored list."""
     flat: dict[str, Any] = {}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist.config.errors import UsageError, did_you_mean, nearest, one_line_errors
+from jaxdist.config.errors import OTHER_NAMES, UsageError, did_you_mean, nearest, one_line_errors
 from jaxdist.config.keys import keys
 
 PATHS = sorted(keys())
@@ -89,6 +89,21 @@ def test_a_key_without_its_section_is_found() -> None:
     assert nearest("--lerning-rate", ["--optimizer.learning_rate", "--seed"]) == [
         "--optimizer.learning_rate"
     ]
+
+
+@pytest.mark.parametrize("ours", OTHER_NAMES)
+def test_others_names_find_our_keys(ours: str) -> None:
+    options = [key.option for key in keys().values()]
+    section = ours.rpartition(".")[0]
+    for other in OTHER_NAMES[ours].split():
+        assert other not in {key.name for key in keys().values()}
+        for word in (f"{section}.{other}", f"--{section}.{other}", f"--{other.replace('_', '-')}"):
+            assert nearest(word, PATHS)[0] == ours
+            assert nearest(word, options)[0] == f"--{ours}"
+
+
+def test_others_names_mean_nothing_where_the_key_is_not_asked_for() -> None:
+    assert nearest("--batch", ["--max-batch", "--seed"]) == ["--max-batch"]
 
 
 def test_nothing_near_gives_no_hint() -> None:

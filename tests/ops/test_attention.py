@@ -16,6 +16,9 @@ from jaxdist.ops.attention import (
 )
 
 
+SLOW = pytest.mark.slow
+
+
 def _qkv(heads=4, kv_heads=2, length=300, head_dim=8, dtype=jnp.float32, batch=2):
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(batch, length, n, head_dim) for n in (heads, kv_heads, kv_heads)]
@@ -39,8 +42,16 @@ def _assert_close(got, expected, tolerance):
         np.testing.assert_allclose(g, e, rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("segments", [False, True], ids=["whole", "packed"])
-@pytest.mark.parametrize("window", [None, 1, 100, 200])
+@pytest.mark.parametrize(
+    "window, segments",
+    [
+        pytest.param(window, packed, id=f"{window}-{'packed' if packed else 'whole'}", marks=marks)
+        for window, packed, marks in [
+            *((None, False, ()), (1, True, ()), (100, True, ()), (200, True, ())),
+            *((None, True, SLOW), (1, False, SLOW), (100, False, SLOW), (200, False, SLOW)),
+        ]
+    ],
+)
 def test_equals_the_plain_softmax(value_and_grads, segments, window):
     q, k, v = _qkv()
     kwargs = dict(segment_ids=_segments() if segments else None, sliding_window=window)
@@ -49,7 +60,7 @@ def test_equals_the_plain_softmax(value_and_grads, segments, window):
     _assert_close(fast(q, k, v), slow(q, k, v), 2e-6)
 
 
-@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("is_local", [True, pytest.param(False, marks=SLOW)])
 def test_caps_scales_and_a_window_that_is_chosen_when_it_runs(value_and_grads, is_local):
     q, k, v = _qkv()
     v = jnp.concatenate([v, v[..., :4] + 1], axis=-1)  # values wider than keys
@@ -66,8 +77,16 @@ def test_caps_scales_and_a_window_that_is_chosen_when_it_runs(value_and_grads, i
     _assert_close(reference_attention(q, k, v, **without), plain(q, k, v), 1e-7)
 
 
-@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 2)])
-@pytest.mark.parametrize("length", [1, 128, 130])
+@pytest.mark.parametrize(
+    "heads, kv_heads, length",
+    [
+        *((6, 2, 1), (4, 1, 128), (6, 2, 130)),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in [(4, 4, 1), (4, 1, 1), (4, 4, 128), (6, 2, 128), (4, 4, 130), (4, 1, 130)]
+        ),
+    ],
+)
 def test_grouped_heads_and_lengths(value_and_grads, heads, kv_heads, length):
     args = _qkv(heads, kv_heads, length)
     fast = jax.jit(partial(value_and_grads, causal_attention))
@@ -83,10 +102,11 @@ def test_long_rows_take_larger_blocks():
 
 def test_scale():
     args = _qkv()
-    _assert_close(causal_attention(*args, scale=0.1), reference_attention(*args, scale=0.1), 2e-6)
+    fast = jax.jit(partial(causal_attention, scale=0.1))(*args)
+    _assert_close(fast, jax.jit(partial(reference_attention, scale=0.1))(*args), 2e-6)
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=SLOW)])
 def test_bf16_is_as_good_as_its_inputs(value_and_grads, native, monkeypatch):
     monkeypatch.setattr("jaxdist.ops.product.cpu_multiplies_bf16", lambda: native)
     args = _qkv(dtype=jnp.bfloat16)
@@ -97,8 +117,14 @@ def test_bf16_is_as_good_as_its_inputs(value_and_grads, native, monkeypatch):
     _assert_close(fast(*args), slow(*args), 2**-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize(
+    "native, dtype",
+    [
+        *((False, jnp.float32), (True, jnp.bfloat16)),
+        pytest.param(False, jnp.bfloat16, marks=SLOW),
+        pytest.param(True, jnp.float32, marks=SLOW),
+    ],
+)
 def test_heads_over_tp_need_no_collective(value_and_grads, sharded, native, dtype, monkeypatch):
     monkeypatch.setattr("jaxdist.ops.product.cpu_multiplies_bf16", lambda: native)
     args = (*_qkv(dtype=dtype), _segments())

@@ -36,6 +36,15 @@ def case(queries: int, dtype=jnp.bfloat16, value_width: int = 16) -> tuple[jax.A
     return q_BTNH, pages, rows
 
 
+def both_ways(q_BTNH, pages: Pages, rows: Rows, **options) -> tuple[jax.Array, jax.Array]:
+    """As GPUs do it, and the plain way."""
+    fast, slow = (
+        jax.jit(partial(attend, **options))
+        for attend in (gpu.paged_attention, plain.reference_paged_attention)
+    )
+    return fast(q_BTNH, heads_first(pages), rows), slow(q_BTNH, pages, rows)
+
+
 @pytest.mark.parametrize(
     ("queries", "softcap"),
     [(3, 2.0), pytest.param(1, None, marks=SLOW), pytest.param(17, None, marks=SLOW)],
@@ -43,13 +52,7 @@ def case(queries: int, dtype=jnp.bfloat16, value_width: int = 16) -> tuple[jax.A
 def test_the_kernel_equals_the_plain_way(queries, softcap, monkeypatch):
     interpreted = partial(gpu.kernel_attention, interpret=True)
     monkeypatch.setattr(gpu, "kernel_attention", interpreted)
-    q_BTNH, pages, rows = case(queries)
-    fast = gpu.paged_attention(
-        q_BTNH, heads_first(pages), rows, dtype=jnp.bfloat16, softcap=softcap, scale=0.5
-    )
-    slow = plain.reference_paged_attention(
-        q_BTNH, pages, rows, dtype=jnp.bfloat16, softcap=softcap, scale=0.5
-    )
+    fast, slow = both_ways(*case(queries), dtype=jnp.bfloat16, softcap=softcap, scale=0.5)
     assert fast.dtype == jnp.bfloat16
     # Of numbers near 1, that the kernel rounds three times.
     np.testing.assert_allclose(*(np.float32(a[:3]) for a in (fast, slow)), atol=0.03)
@@ -71,21 +74,13 @@ def test_the_kernel_equals_the_plain_way(queries, softcap, monkeypatch):
 @pytest.mark.parametrize("queries", [5, pytest.param(1, marks=SLOW)])
 def test_what_is_gathered_equals_the_plain_way(queries, scores, value_width, monkeypatch):
     monkeypatch.setattr(gpu, "WIDTHS", (8, 21))  # of which the longest row needs the second
-    q_BTNH, pages, rows = case(queries, jnp.float32, value_width)
-    fast = gpu.paged_attention(q_BTNH, heads_first(pages), rows, dtype=jnp.float32, **scores)
-    slow = plain.reference_paged_attention(q_BTNH, pages, rows, dtype=jnp.float32, **scores)
+    fast, slow = both_ways(*case(queries, jnp.float32, value_width), dtype=jnp.float32, **scores)
     np.testing.assert_allclose(fast, slow, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", [6, pytest.param(None, marks=SLOW)])
 def test_prompts_in_16_bits_equal_the_plain_way(window):
-    q_BTNH, pages, rows = case(20)
-    fast = gpu.paged_attention(
-        q_BTNH, heads_first(pages), rows, dtype=jnp.bfloat16, sliding_window=window
-    )
-    slow = plain.reference_paged_attention(
-        q_BTNH, pages, rows, dtype=jnp.bfloat16, sliding_window=window
-    )
+    fast, slow = both_ways(*case(20), dtype=jnp.bfloat16, sliding_window=window)
     np.testing.assert_allclose(*(np.float32(a[:3]) for a in (fast, slow)), atol=0.02)
 
 

@@ -225,7 +225,8 @@ def test_a_step_sends_what_the_design_says(compiled_step, mesh, options):
 @pytest.mark.parametrize(
     "mesh, options",
     [
-        ("2x2x2", dict(zero=1)),
+        ("2x2x2", dict(zero=1, num_microbatches=7)),  # compiled for test_pipeline.py as well
+        slow("2x2x2", dict(zero=1)),
         slow("2x2x2", dict(zero=0, schedule="gpipe", remat="full")),
         slow("2x2x2", dict(zero=2)),
         slow("2x2x2", dict(zero=3, sequence_parallel=True)),

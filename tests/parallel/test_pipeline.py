@@ -1,26 +1,27 @@
 """The pipeline equals the plain model on one device: loss, gradient norm and every gradient."""
 
+from functools import partial
 from itertools import product
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 MESHES = ("8x1x1", "1x8x1", "1x1x8", "2x2x2", "4x2x1", "2x1x4", "1x2x4", "1x1x1")
 
 # Each parallel axis alone and with the others; each ZeRO stage, schedule and remat; heads that are
 # repeated; a tied head; bubbles skipped and not.
 REPRESENTATIVE = [
-    pytest.param("1x1x1", dict(zero=0, num_microbatches=1), marks=pytest.mark.slow),
+    slow("1x1x1", dict(zero=0, num_microbatches=1)),
     ("2x2x2", dict(zero=1, num_microbatches=7)),
-    ("4x2x1", dict(zero=2, schedule="gpipe", remat="dots")),
-    ("2x1x4", dict(zero=3, sequence_parallel=True, model=dict(num_key_value_heads=2))),
-    pytest.param(
+    slow("4x2x1", dict(zero=2, schedule="gpipe", remat="dots")),
+    slow("2x1x4", dict(zero=3, sequence_parallel=True, model=dict(num_key_value_heads=2))),
+    slow(
         "1x4x2",
         dict(
             skip_bubbles=False, remat="full", model=dict(tie_word_embeddings=True, sliding_window=3)
         ),
-        marks=pytest.mark.slow,
     ),
 ]
 

@@ -380,6 +380,7 @@ def test_what_cannot_be_run_is_refused(arguments: tuple[str, ...], words: str):
     assert words in refused.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_bench_serve_gpu_refuses_in_one_line_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     refused = run("bench_serve_gpu.py")

@@ -236,6 +236,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.slow
 def test_reads_that_a_damaged_checkpoint_leaves_running_print_nothing(tmp_path):
     saver = Checkpointer(tmp_path, KEEP_ALL)
     saver.save(1, {f"w{i}": jnp.ones(64) for i in range(12)}, {})

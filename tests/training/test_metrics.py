@@ -85,6 +85,7 @@ def test_tensorboard_holds_the_same_figures(tmp_path):
     assert scalars == [(1, "loss", 1.0), (2, "loss", 0.5), (3, "loss", 0.3333)]
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_for_tensorboard(tmp_path):
     code = (
         "import sys; from pathlib import Path; from jaxdist.config import LogConfig\n"

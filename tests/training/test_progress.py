@@ -1,8 +1,7 @@
-import json
 import os
 import pty
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -76,43 +75,36 @@ def test_only_process_0_speaks(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-DRAW = """
-import json, sys
-from jaxdist.config import LogConfig, RunConfig
-from jaxdist.training.progress import Progress
+@pytest.fixture
+def drawn(monkeypatch) -> Callable[[str, int], str]:
+    """`drawn(kind, columns)`: what a terminal of so many columns is sent."""
 
-kind, row = sys.argv[1], json.loads(sys.argv[2])
-shown = Progress(RunConfig(log=LogConfig(progress=kind == "bar")), 5, 10)
-shown.update({**row, "step": 6})
-shown.say("a line of its own")
-shown.update({**row, "step": 10})
-shown.close()
-"""
+    def draw(kind: str, columns: int) -> str:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            shown = Progress(RunConfig(log=LogConfig(progress=kind == "bar")), 5, 10)
+            shown.update({**ROW, "step": 6})
+            shown.say("a line of its own")
+            shown.update({**ROW, "step": 10})
+            shown.close()
+            monkeypatch.undo()
+        with os.fdopen(ours, "rb", buffering=0) as sent:
+            return sent.read(100_000).decode()
 
-
-def drawn(kind: str, columns: int) -> str:
-    """What a terminal of so many columns is sent."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", DRAW, kind, json.dumps(ROW)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "JAX_PLATFORMS": "cpu"}
-    subprocess.run(command, stderr=theirs, env=environment, check=True)
-    os.close(theirs)
-    text = os.read(ours, 100_000).decode()
-    os.close(ours)
-    return text
+    return draw
 
 
-@pytest.mark.parametrize(
-    ("kind", "bar"), [("bar", True), pytest.param("lines", False, marks=pytest.mark.slow)]
-)
-def test_a_terminal_gets_a_bar_where_it_is_wanted(kind, bar):
+@pytest.mark.parametrize(("kind", "bar"), [("bar", True), ("lines", False)])
+def test_a_terminal_gets_a_bar_where_it_is_wanted(drawn, kind, bar):
     text = drawn(kind, 150)
     assert "step 10/10" in text and "loss 2.3457" in text and "a line of its own" in text
     assert ("━" in text) == bar
 
 
-@pytest.mark.slow
-def test_a_narrow_terminal_keeps_step_and_time():
+def test_a_narrow_terminal_keeps_step_and_time(drawn):
     text = drawn("bar", 40)
     assert "step 10/10  left 0:00:00  loss 2.34" in text and "━" not in text
 

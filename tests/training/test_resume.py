@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from jaxdist.config import DataConfig, OptimizerConfig, TrainConfig
-from jaxdist.training.resume import differences
+from jaxdist.training.resume import differences, new_decay
 
 SAVED = {
     "seed": 1,
@@ -64,3 +64,13 @@ def test_a_field_that_the_saved_config_does_not_know_counts_as_unchanged():
 def test_every_difference_is_listed():
     current = {**changed("model", "hidden_size", 128), "seed": 9}
     assert len(differences(SAVED, current)) == 2
+
+
+def test_another_number_of_steps_moves_the_decay_and_that_is_said():
+    longer = changed("train", "steps", 20)
+    line = new_decay(SAVED, longer)
+    assert line.startswith("train.steps: 10 saved, 20 asked") and "cosine schedule of 20" in line
+    constant = {**SAVED["optimizer"], "schedule": "constant"}
+    assert new_decay(SAVED, {**longer, "optimizer": constant})  # whose warm-up is a share of it
+    constant["warmup_steps"] = 2
+    assert new_decay(SAVED, {**longer, "optimizer": constant}) == new_decay(SAVED, SAVED) == ""

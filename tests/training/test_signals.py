@@ -57,6 +57,7 @@ def test_ctrl_c_aborts_a_run_that_is_stopping(first):
     assert err.endswith("aborted\n") and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_sigterm_lets_the_loop_finish_and_a_second_one_changes_nothing():
     process = start(then="time.sleep(0.5)")
     process.send_signal(signal.SIGTERM)
