@@ -93,9 +93,10 @@ def attack(sound: Path, count: int, seed: int) -> dict[str, int]:
     return json.loads(ran.stdout)
 
 
-def test_damaged_files_are_refused_or_read(sound: Path):
-    outcomes = attack(sound, count=400, seed=0)
-    assert outcomes["refused"] > 200 and outcomes["tokenizer refused"] > 200
+@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.slow)])
+def test_damaged_files_are_refused_or_read(sound: Path, count: int):
+    outcomes = attack(sound, count=count, seed=0)
+    assert min(outcomes["refused"], outcomes["tokenizer refused"]) > count // 2
 
 
 @pytest.mark.slow

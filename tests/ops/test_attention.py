@@ -15,7 +15,6 @@ from jaxdist.ops.attention import (
     reference_attention,
 )
 
-
 SLOW = pytest.mark.slow
 
 

@@ -1,6 +1,7 @@
 """`dot` rounds its output and nothing more, in every form in which a CPU may multiply."""
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +31,17 @@ def _double(x, w, dout):
     return x @ w, dout @ w.T, x.reshape(-1, k).T @ dout.reshape(-1, n)
 
 
+SHAPES = [(2, 6, 32), (1, 1, 32), (1, 32), (7, 32), (2, 1, 32), (1, 128, 32)]
+QUICK = [(shape, 16) for shape in SHAPES] + [((1, 32), 1), ((2, 6, 32), 130)]
+
+
 @pytest.mark.parametrize(
-    "shape_x", [(2, 6, 32), (1, 1, 32), (1, 32), (7, 32), (2, 1, 32), (1, 128, 32)]
+    "shape_x, n",
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(SHAPES, (1, 16, 130))
+    ],
 )
-@pytest.mark.parametrize("n", [1, 16, 130])
 def test_bf16_forward_and_backward(native, shape_x, n):
     x, w = _arrays(shape_x, n)
     out, vjp = jax.jit(lambda x, w: jax.vjp(partial(dot, compute_dtype=jnp.bfloat16), x, w))(x, w)

@@ -56,18 +56,15 @@ CASES |= {
         dict(offload_activations=True, schedule="zb", num_microbatches=4, dtype="float32"),
     ),
 }
-QUICK = ("inbox",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_equals_one_device(make_case, name):
     mesh, options = CASES[name]
     make_case(mesh, **options).assert_agrees()
 
 
-@pytest.mark.slow
 def test_the_loss_alone(make_case):
     case = make_case("1x2x1", schedule="interleaved", num_chunks=2, num_microbatches=5, **FIVE)
     np.testing.assert_allclose(case.loss(), case.plain()[0], rtol=1e-5)

@@ -56,7 +56,11 @@ def held_in_rings(setup: Setup) -> int:
 @pytest.mark.parametrize(
     "schedule, remat",
     [
-        (schedule, remat)
+        pytest.param(
+            schedule,
+            remat,
+            marks=() if schedule == "1f1b" or remat == "none" else pytest.mark.slow,
+        )
         for schedule in SCHEDULES
         for remat in ("none", "full", "dots", "attn_out", "qkv,mlp_hidden")
         if schedule != "zb" or remat == "none"

@@ -1,3 +1,5 @@
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from jaxdist.quantization.gguf_dequantize import dequantize
 from jaxdist.quantization.gguf_types import BY_NAME
 
 unpack = jax.jit(unpack_eagerly)
+SLOW = pytest.mark.slow
 DTYPES = (jnp.float32, jnp.bfloat16)
 EPSILON = {jnp.float32: 1e-6, jnp.bfloat16: 8e-3}
 
@@ -43,8 +46,13 @@ def test_unpack_equals_dequantize(name: str):
     assert held == raw.nbytes
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        pytest.param(name, dtype, marks=SLOW if dtype != jnp.float32 and name != "Q4_K" else ())
+        for name, dtype in product(LAYOUTS, DTYPES)
+    ],
+)
 def test_packed_dot_equals_dot_with_the_dequantized_weight(name: str, dtype):
     raw = random_rows(name, 48)
     weight = jnp.asarray(dequantize(raw, BY_NAME[name], "w").T)
@@ -88,7 +96,9 @@ def test_a_stack_of_layers_is_scanned_inside_a_param():
 
 
 @pytest.mark.parametrize("spec", [("tp",), (None, None, "tp")])
-@pytest.mark.parametrize(("name", "scales"), [("Q4_1", (0, 2)), ("Q6_K", (208,))])
+@pytest.mark.parametrize(
+    ("name", "scales"), [pytest.param("Q4_1", (0, 2), marks=SLOW), ("Q6_K", (208,))]
+)
 def test_outputs_or_inputs_may_be_sharded(
     name: str, scales: tuple[int, ...], spec: tuple[str | None, ...]
 ):

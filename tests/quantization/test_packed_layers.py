@@ -30,7 +30,11 @@ def check(x, weight, expected) -> None:
     np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-6 * scale)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    # Of legacy blocks and of superblocks one each.
+    [pytest.param(n, marks=() if n in ("Q8_0", "Q4_K") else pytest.mark.slow) for n in LAYOUTS],
+)
 def test_columns_are_taken_a_few_at_a_time(name: str):
     raw = rows_of(name, 2, OUTPUTS)
     stack = in_lanes(jax.tree.map(jnp.asarray, pack(raw, name)))

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,14 +41,33 @@ def curve(folder: Path) -> list[tuple[float, float]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """An uninterrupted run of six steps."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert train(folder, "--eval.every", "3", "--eval.batches", "2") == 0
-    return folder
+def whole_on(tmp_path_factory) -> Callable[[str], Path]:
+    """`whole_on(mesh)`: the folder of an uninterrupted run of six steps."""
+
+    @cache
+    def run_on(mesh: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole")
+        assert train(folder, "--eval.every", "3", "--eval.batches", "2", mesh=mesh) == 0
+        return folder
+
+    return run_on
 
 
-def test_a_run_leaves_its_folder(whole):
+@pytest.fixture
+def whole(whole_on) -> Path:
+    """On the mesh that compiles soonest."""
+    return whole_on(SMALL)
+
+
+SMALL = "2x1x1"
+on_both_meshes = pytest.mark.parametrize(
+    "mesh", [SMALL, pytest.param("2x2x2", marks=pytest.mark.slow)]
+)
+
+
+@on_both_meshes
+def test_a_run_leaves_its_folder(whole_on, mesh):
+    whole = whole_on(mesh)
     assert {path.name for path in whole.iterdir()} >= {
         "config.yaml",
         "metrics.jsonl",
@@ -63,9 +84,11 @@ def test_a_run_leaves_its_folder(whole):
     assert lines[0]["loss"] == pytest.approx(math.log(257), rel=0.02)
 
 
-def test_resumed_equals_uninterrupted_bitwise(whole, tmp_path):
-    assert train(tmp_path, "--train.stop_after", "4") == 0
-    assert train(tmp_path, "--resume", "must") == 0
+@on_both_meshes
+def test_resumed_equals_uninterrupted_bitwise(whole_on, tmp_path, mesh):
+    whole = whole_on(mesh)
+    assert train(tmp_path, "--train.stop_after", "4", mesh=mesh) == 0
+    assert train(tmp_path, "--resume", "must", mesh=mesh) == 0
     assert curve(tmp_path) == curve(whole)
     assert rows(tmp_path)[6]["tokens"] == rows(whole)[6]["tokens"]
 
@@ -78,7 +101,8 @@ def test_resumed_equals_uninterrupted_bitwise(whole, tmp_path):
         pytest.param("4x1x2", "3", marks=pytest.mark.slow),
     ],
 )
-def test_another_mesh_goes_on_with_the_same_curve(whole, tmp_path, mesh, zero):
+def test_another_mesh_goes_on_with_the_same_curve(whole_on, tmp_path, mesh, zero):
+    whole = whole_on("2x2x2")
     assert train(tmp_path, "--train.stop_after", "4") == 0
     assert train(tmp_path, "--resume", "must", "--parallel.zero", zero, mesh=mesh) == 0
     for got, want in zip(curve(tmp_path), curve(whole), strict=True):
@@ -88,9 +112,17 @@ def test_another_mesh_goes_on_with_the_same_curve(whole, tmp_path, mesh, zero):
 def test_a_finished_run_is_left_as_it_is_without_compiling(whole, capsys, monkeypatch):
     before = (whole / "metrics.jsonl").read_bytes()
     monkeypatch.delattr(Setup, "compile_train_step")
-    assert train(whole, "--eval.every", "3") == 0
+    assert train(whole, "--eval.every", "3", mesh=SMALL) == 0
     assert "nothing to do" in capsys.readouterr().err
     assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+def test_more_steps_than_before_move_the_decay_which_is_said(whole, capsys, monkeypatch):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    with pytest.raises(AttributeError, match="compile_train_step"):
+        train(whole, "--train.steps", "9", mesh=SMALL)
+    said = capsys.readouterr().err
+    assert "train.steps: 6 saved, 9 asked; from here on" in said and "schedule of 9 steps" in said
 
 
 @pytest.mark.parametrize(
@@ -105,7 +137,7 @@ def test_a_finished_run_is_left_as_it_is_without_compiling(whole, capsys, monkey
 def test_changed_settings_are_refused(whole, flags, words):
     before = (whole / "config.yaml").read_bytes()
     with pytest.raises(UsageError, match=words):
-        train(whole, *flags)
+        train(whole, *flags, mesh=SMALL)
     assert (whole / "config.yaml").read_bytes() == before
 
 
