@@ -37,6 +37,18 @@ def test_simulated_devices(before: str) -> None:
     assert run(code, **({} if before else {"XLA_FLAGS": flags}), **environment) == "cpu 6"
 
 
+def test_a_device_a_core_where_nobody_has_said_otherwise() -> None:
+    one = (
+        "from jaxdist import platform\nplatform.num_cores = lambda: 3\nplatform.a_device_a_core()\n"
+    )
+    count = "import jax; print(jax.default_backend(), jax.device_count())"
+    cpu = {"JAX_PLATFORMS": "cpu"}
+    assert run(one + count, **cpu) == "cpu 3"
+    assert run(f"import jax; jax.devices()\n{one}{count}", **cpu) == "cpu 1"  # it has looked
+    asked = "--xla_force_host_platform_device_count=2"
+    assert run(f"import jax\n{one}{count}", XLA_FLAGS=asked, **cpu) == "cpu 2"
+
+
 def test_each_process_simulates_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from jaxdist import platform; platform.simulate_devices(8)\n"
     code += "import os; print(os.environ['XLA_FLAGS'])"
