@@ -105,7 +105,10 @@ def tensors(path: Path) -> dict:
     return dict(open_gguf(path).header.tensors)
 
 
-@pytest.mark.parametrize(("model", "gguf_type"), [("llama", "q8_0"), ("phi3", "q4_0")])
+@pytest.mark.parametrize(
+    ("model", "gguf_type"),
+    [("llama", "q8_0"), pytest.param("phi3", "q4_0", marks=pytest.mark.slow)],
+)
 def test_packed_equals_dequantized(model: str, gguf_type: str, small, tmp_path: Path):
     """Also where the rows of q and k change places, or a tensor holds several of ours."""
     small.write(tmp_path / "m.gguf", model, gguf_type)

@@ -13,6 +13,8 @@ from jaxdist.interop.gguf_packed import load_packed_parameters
 from jaxdist.models import Transformer, default_context
 from jaxdist.quantization.gguf_blocks import PackedWeight, dot_of_either
 
+SLOW = pytest.mark.slow
+
 
 def packed_logits(file: Any, tokens: np.ndarray) -> tuple[Transformer, np.ndarray]:
     like = jax.eval_shape(lambda: Transformer(file.config, key=jax.random.key(0)))
@@ -24,7 +26,7 @@ def packed_logits(file: Any, tokens: np.ndarray) -> tuple[Transformer, np.ndarra
     return model, np.asarray(forward(model))
 
 
-@pytest.mark.parametrize("model", ["llama, biases, wide heads", "phi3"])
+@pytest.mark.parametrize("model", ["llama, biases, wide heads", pytest.param("phi3", marks=SLOW)])
 def test_packed_model_equals_the_dequantized_one(model: str, small, tmp_path: Path):
     path = tmp_path / "m.gguf"
     small.write(path, model, "q4_0")
@@ -68,7 +70,7 @@ class Mixed:
         return self._of(layer).load_packed(name, layer)
 
 
-@pytest.mark.parametrize("types", [("q4_0", "q8_0"), ("q4_0", "f16")])
+@pytest.mark.parametrize("types", [pytest.param(("q4_0", "q8_0"), marks=SLOW), ("q4_0", "f16")])
 def test_layers_of_mixed_types_are_packed_one_by_one(types, small, tmp_path: Path):
     for gguf_type in types:
         small.write(tmp_path / f"{gguf_type}.gguf", "llama", gguf_type)

@@ -43,8 +43,8 @@ def case(model_type: str, name: str, *marks: pytest.MarkDecorator, **fields):
 CASES = [
     case("llama", "llama3", rope_scaling=LLAMA3),
     case("mistral", "window", slow, sliding_window=8, tie_word_embeddings=True),
-    case("qwen2", "plain"),
-    case("qwen3", "head_dim", head_dim=16),
+    case("qwen2", "plain", slow),
+    case("qwen3", "head_dim", slow, head_dim=16),
     case("llama", "tied", slow, tie_word_embeddings=True),
     case("llama", "biases", slow, **BIASES),
     case("llama", "yarn", slow, rope_scaling=YARN, rope_theta=5e5),

@@ -53,7 +53,14 @@ CASES = [
         original_max_position_embeddings=16,
     ),
     case("olmo2", "", pytest.mark.slow),
-    case("gemma2", **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    case(
+        "gemma2",
+        "",
+        pytest.mark.slow,
+        **GEMMA,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
     case(
         "gemma3_text",
         "",

@@ -43,7 +43,7 @@ def case(family: str, name: str, *marks: pytest.MarkDecorator, **fields):
         case("llama", "gqa"),
         case("mistral", "window", slow, sliding_window=8, tie_word_embeddings=True),
         case("qwen2", "qkv_bias", slow, qkv_bias=True),
-        case("qwen3", "qk_norm", qk_norm=True, head_dim=16),
+        case("qwen3", "qk_norm", slow, qk_norm=True, head_dim=16),
         case("llama", "tied", slow, tie_word_embeddings=True),
         case("llama", "mha", slow, num_key_value_heads=4),
         case("llama", "mqa", slow, num_key_value_heads=1),

@@ -93,6 +93,7 @@ def test_grouped_heads_and_lengths(value_and_grads, heads, kv_heads, length):
     _assert_close(fast(*args), slow(*args), 2e-6)
 
 
+@SLOW
 def test_long_rows_take_larger_blocks():
     args = _qkv(2, 1, 4200, 4, batch=1)
     fast = jax.jit(causal_attention)(*args)
@@ -119,8 +120,8 @@ def test_bf16_is_as_good_as_its_inputs(value_and_grads, native, monkeypatch):
 @pytest.mark.parametrize(
     "native, dtype",
     [
-        *((False, jnp.float32), (True, jnp.bfloat16)),
-        pytest.param(False, jnp.bfloat16, marks=SLOW),
+        (False, jnp.float32),
+        *(pytest.param(native, jnp.bfloat16, marks=SLOW) for native in (False, True)),
         pytest.param(True, jnp.float32, marks=SLOW),
     ],
 )
@@ -152,9 +153,9 @@ def test_only_inputs_output_and_row_statistics_are_kept():
 
 def test_decoding_one_token_against_a_cache_equals_the_last_row():
     q, k, v = _qkv(length=20)
-    whole = reference_attention(q, k, v, sliding_window=7)
+    whole = jax.jit(partial(reference_attention, sliding_window=7))(q, k, v)
     padded_k, padded_v = (jnp.pad(x, ((0, 0), (0, 4), (0, 0), (0, 0))) for x in (k, v))
     position = jnp.full((2, 1), 19)
     mask = attention_mask(position, jnp.arange(24)[None, :], sliding_window=7)
-    last = masked_attention(q[:, -1:], padded_k, padded_v, mask)
+    last = jax.jit(masked_attention)(q[:, -1:], padded_k, padded_v, mask)
     _assert_close(last, whole[:, -1:], 1e-6)

@@ -71,8 +71,14 @@ def test_keeps_the_master_weight_and_the_input_themselves():
     assert set(residuals) == set(closed.jaxpr.invars)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("sharded_dim", ["rows", "columns"])
+@pytest.mark.parametrize(
+    "sharded_dim, dtype",
+    [
+        *(("rows", jnp.float32), ("columns", jnp.bfloat16)),
+        pytest.param("rows", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("columns", jnp.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_sharded_over_tp(value_and_grads, native, sharded, sharded_dim, dtype):
     """Columns need a sum for dx, rows one for the output, and the gradient of w needs none."""
     x, w = _arrays((4, 6, 32), dtype=dtype)

@@ -36,8 +36,14 @@ def routed(x, weights, choices, shares, first=0):
     return jax.jit(partial(experts.routed_experts, **how))(x, weights, choices, shares)
 
 
-@pytest.mark.parametrize("chosen", ["at random", "all the same"])
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "platform, chosen",
+    [
+        *(("cpu", "at random"), ("gpu", "all the same")),
+        pytest.param("cpu", "all the same", marks=pytest.mark.slow),
+        pytest.param("gpu", "at random", marks=pytest.mark.slow),
+    ],
+)
 def test_equals_every_expert_on_every_token(platform, chosen, monkeypatch):
     monkeypatch.setattr(experts, "platform", lambda: platform)
     x, weights, choices, shares = arrays(chosen)

@@ -63,12 +63,12 @@ def test_the_kernel_equals_the_plain_way(queries, softcap, monkeypatch):
     ("scores", "value_width"),
     [
         ({}, 16),
-        ({"sliding_window": 6}, 16),
+        pytest.param({"sliding_window": 6}, 16, marks=SLOW),
         ({"sliding_window": 6, "is_local": True, "softcap": 3.0}, 10),
-        ({"sliding_window": 6, "is_local": False, "scale": 0.3}, 16),
+        pytest.param({"sliding_window": 6, "is_local": False, "scale": 0.3}, 16, marks=SLOW),
         ({"sliding_window": 6, "is_local": jnp.array(True)}, 16),
-        ({"sliding_window": 6, "is_local": jnp.array(False)}, 16),
-        ({"sliding_window": 96}, 16),
+        pytest.param({"sliding_window": 6, "is_local": jnp.array(False)}, 16, marks=SLOW),
+        pytest.param({"sliding_window": 96}, 16, marks=SLOW),
     ],
 )
 @pytest.mark.parametrize("queries", [5, pytest.param(1, marks=SLOW)])

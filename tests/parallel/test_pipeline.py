@@ -40,12 +40,10 @@ def test_equals_one_device_on_every_mesh(make_case, mesh, zero, schedule, count)
     make_case(mesh, zero=zero, schedule=schedule, num_microbatches=count).assert_agrees()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, zero",
-    [
-        ("2x2x2", 3),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(MESHES, (0, 3))),
-    ],
+    product(MESHES, (0, 3)),
 )
 def test_loss_alone_equals_one_device(make_case, mesh, zero):
     case = make_case(mesh, zero=zero)

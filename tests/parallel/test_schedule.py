@@ -1,21 +1,22 @@
 """Schedules keep their promises of time, bubble and memory, and broken tables are refused."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxdist.parallel import schedules
 from jaxdist.parallel.phases import MOST_BODIES
 from jaxdist.parallel.rings import IDLE
 from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedules import (
-    forward_only,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    zero_bubble,
-)
 
+# Made once for all tests, none of which changes one.
+forward_only, gpipe, interleaved, one_f_one_b, zero_bubble = (
+    cache(getattr(schedules, name))
+    for name in ("forward_only", "gpipe", "interleaved", "one_f_one_b", "zero_bubble")
+)
 stages, microbatches, chunks = st.integers(1, 8), st.integers(1, 32), st.integers(1, 4)
 costs = st.tuples(st.floats(0.1, 10), st.floats(0.1, 10))
 

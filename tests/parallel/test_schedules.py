@@ -65,6 +65,7 @@ def test_equals_one_device(make_case, name):
     make_case(mesh, **options).assert_agrees()
 
 
+@pytest.mark.slow
 def test_the_loss_alone(make_case):
     case = make_case("1x2x1", schedule="interleaved", num_chunks=2, num_microbatches=5, **FIVE)
     np.testing.assert_allclose(case.loss(), case.plain()[0], rtol=1e-5)

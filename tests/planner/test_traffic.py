@@ -39,7 +39,7 @@ def rows_of(mesh: str, *flags: str):
             ["--parallel.zero", "3", "--parallel.sequence_parallel", "true"],
             marks=pytest.mark.slow,
         ),
-        ("4x1x1", ["--parallel.zero", "0"]),
+        pytest.param("4x1x1", ["--parallel.zero", "0"], marks=pytest.mark.slow),
         pytest.param("4x1x2", ["--parallel.zero", "2", *UNTIED], marks=pytest.mark.slow),
         pytest.param("1x2x4", ["--parallel.remat", "full"], marks=pytest.mark.slow),
         pytest.param("1x4x2", ["--parallel.schedule", "gpipe"], marks=pytest.mark.slow),

@@ -130,6 +130,7 @@ def test_bench_train_lists_and_refuses():
     assert len(refused.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_bench_gpu_refuses_in_one_line_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     refused = run("bench_gpu.py")

@@ -177,7 +177,7 @@ def one_by_one(cfg, params):
     return jax.tree.map(lambda *layers: np.concatenate(layers), *results)
 
 
-@pytest.mark.parametrize("name", ["muon", "adafactor"])
+@pytest.mark.parametrize("name", ["muon", slow("adafactor")])
 def test_stacked_layers_are_updated_as_matrices_of_their_own(name):
     params = model()
     ours = train(config(name), params)[0].layers

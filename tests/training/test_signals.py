@@ -36,6 +36,7 @@ def start(then: str = "pass") -> subprocess.Popen:
     return process
 
 
+@pytest.mark.slow
 def test_the_first_ctrl_c_lets_the_loop_finish():
     process = start()
     process.send_signal(signal.SIGINT)
