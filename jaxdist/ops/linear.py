@@ -11,6 +11,7 @@ Shapes: x [..., K] the activation, [N, K] a table of embeddings, the result [...
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
@@ -29,7 +30,10 @@ Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the membe
 LANES = 64
 FEW = 64  # rows up to which blocks are multiplied as they lie
 TOGETHER = 16  # blocks that are multiplied at once where bf16 is
-DEPTH = 768  # rows of a block that are widened together: 200 KB of fp32 stay in the cache
+# Rows of a weight that are multiplied together. XLA:CPU's kernel adds up as many in one go and in
+# order; of more it makes parts whose size depends on the number of rows of x, and so would the
+# result: a prompt whose beginning is cached would not give what it gives as a whole.
+DEPTH = 256
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=["split"])
@@ -78,7 +82,12 @@ def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax
         if is_half:
             plain_CKL = _floats(plain_CKL) if cpu_multiplies_bf16() else _widened(plain_CKL)
         plain = jnp.moveaxis(plain_CKL, 0, 1).reshape(depth, -1)
-        out_RN = product(x_RK, plain, ((1,), (0,)), compute_dtype=plain.dtype)
+        if plain.dtype == jnp.float32:
+            out_RN = _in_parts(
+                x_RK.astype(jnp.float32), lambda first, size: plain[first : first + size]
+            )
+        else:
+            out_RN = product(x_RK, plain, ((1,), (0,)), compute_dtype=plain.dtype)
     elif is_half and cpu_multiplies_bf16():
         out_RN = _some_together(x_RK.astype(jnp.bfloat16), w)
     else:
@@ -92,20 +101,28 @@ def _one_by_one(x_RK: jax.Array, w: Blocks) -> jax.Array:
     _, num_blocks, _, lanes = w.stack.shape
 
     def block(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
-        sums = []
-        for first in range(0, depth, DEPTH):
-            size = min(DEPTH, depth - first)
+        def part(first: int, size: int) -> jax.Array:
             start = (jnp.int32(w.layer), number, 0 * number + first, 0 * number)
             part_KL = lax.dynamic_slice(w.stack, start, (1, 1, size, lanes))[0, 0]
-            if part_KL.dtype == jnp.uint16:
-                # Or the widening would be done again for each row, inside of the product.
-                part_KL = lax.optimization_barrier(_widened(part_KL))
-            sums.append(_matmul(x_RK[:, first : first + size], part_KL))
-        return lax.dynamic_update_index_in_dim(out_CRL, sum(sums[1:], sums[0]), number, 0)
+            # Or the widening would be done again for each row, inside of the product.
+            is_half = part_KL.dtype == jnp.uint16
+            return lax.optimization_barrier(_widened(part_KL)) if is_half else part_KL
+
+        return lax.dynamic_update_index_in_dim(out_CRL, _in_parts(x_RK, part), number, 0)
 
     start = jnp.zeros((num_blocks, num_rows, lanes))
     out_CRL = lax.fori_loop(0, num_blocks, block, start)
     return jnp.moveaxis(out_CRL, 0, 1).reshape(num_rows, -1)
+
+
+def _in_parts(x_RK: jax.Array, part: Callable[[int, int], jax.Array]) -> jax.Array:
+    """fp32 x times a weight [K, N] whose rows `part(first, size)` gives, `DEPTH` at a time."""
+    depth = x_RK.shape[1]
+    sums = []
+    for first in range(0, depth, DEPTH):
+        size = min(DEPTH, depth - first)
+        sums.append(_matmul(x_RK[:, first : first + size], part(first, size)))
+    return sum(sums[1:], sums[0])
 
 
 def _some_together(x_RK: jax.Array, w: Blocks) -> jax.Array:

@@ -23,6 +23,18 @@ def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_row_is_the_same_among_any_number_of_rows(dtype, monkeypatch):
+    """Bit by bit: else a prompt whose beginning is cached would be another one in 16 bits."""
+    monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: False)
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(320, 1536)), dtype)
+    weight = Blocks(in_blocks(jnp.asarray(rng.normal(size=(1, 1536, 2 * LANES)), dtype)), 0)
+    found = np.asarray(linear(x, weight, dtype))
+    for rows in (2, 3, 32, FEW, FEW + 1, 256):
+        np.testing.assert_array_equal(linear(x[:rows], weight, dtype), found[:rows])
+
+
 def test_blocks_are_for_the_cpu():
     assert fits_blocks(128, jnp.bfloat16, "cpu") and fits_blocks(128, jnp.float32, "cpu")
     assert not fits_blocks(100, jnp.bfloat16, "cpu")
