@@ -54,9 +54,9 @@ class Gate:
                 failure = APIError("the server has failed", status=500, code="server_error")
                 await error_answer(failure)(scope, receive, noted)
         finally:
-            self._service.num_open -= works
-            if works:
+            if works:  # while it counts as open: who waits for the last one finds its line
                 self._log(scope, status, time.monotonic() - began)
+            self._service.num_open -= works
 
     def _salt(self, scope: Scope) -> str | None:
         """Which tenant's cached prompts may be used: those of the same key. APIError: no entry."""

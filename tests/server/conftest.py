@@ -1,6 +1,7 @@
 """A server on a free port over a runner without a device; a small vocabulary."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -99,7 +100,7 @@ def fake_model(tokenizer: Tokenizer, template: str | None, **runner: Any) -> Mod
 @pytest.fixture(scope="session")
 def serve() -> Iterator[Callable[..., Server]]:
     """serve(options, ...): a server that lasts as long as the tests; of `model`, or of a fake."""
-    stops: list[Callable[[], None]] = []
+    running: list[tuple[httpx.Client, uvicorn.Server, threading.Thread, socket.socket]] = []
 
     def start(
         options: ServerOptions,
@@ -130,18 +131,16 @@ def serve() -> Iterator[Callable[..., Server]]:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         client = httpx.Client(base_url=url, timeout=60)
 
-        def stop() -> None:
-            client.close()
-            server.should_exit = True
-            thread.join(20)
-            sock.close()
-
-        stops.append(stop)
+        running.append((client, server, thread, sock))
         return Server(url, service, client)
 
     yield start
-    for stop in stops:
-        stop()
+    for client, server, _, _ in running:  # all at once
+        client.close()
+        server.should_exit = True
+    for *_, thread, sock in running:
+        thread.join(20)
+        sock.close()
 
 
 @pytest.fixture(scope="session")
