@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from jaxdist.server.service import Model
     from jaxdist.training.model_source import ModelSource
 
+# Tokens of an answer whose request names no most: to the end of a context of thousands a CPU would
+# be busy for ten minutes with a text that has lost its thread.
+MOST_ON_A_CPU = 1024
+
 _PACKAGES = ("fastapi", "uvicorn", "jinja2", "prometheus_client", "llguidance")
 
 
@@ -88,6 +92,8 @@ def load(options: "Options", source: "ModelSource", mesh: MeshShape) -> "Model":
     if defaults:
         print(described(defaults), flush=True)
     most = defaults.pop("max_tokens", None)
+    if most is None and jax.default_backend() == "cpu":
+        most = MOST_ON_A_CPU
     if engine_options.default_max_tokens is None:
         engine_options = replace(engine_options, default_max_tokens=most)
     print(

@@ -51,7 +51,9 @@ class Options:
         "auto", "auto samples as the model's generation_config.json says; none leaves it out."
     )
     default_max_tokens: int | None = option(
-        None, "Of an answer to a chat that names no max_tokens; by default the context's end."
+        None,
+        "Of an answer to a chat that names no max_tokens; by default the context's end, "
+        "1024 on a CPU.",
     )
     seed: int | None = option(None, "Makes the answers to requests without a seed reproducible.")
     max_queued: int = option(512, "Sequences that may wait; above it requests are refused (429).")
