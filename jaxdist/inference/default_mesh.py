@@ -12,6 +12,7 @@ HELP = "Replicas x stages x tensor parallelism: DPxPPxTP; auto: one accelerator,
 # A layer's parameters from which two cores are faster than one at batch 1: its two sums over tp
 # take about 0.1 ms, and one core reads 3 million 16-bit numbers in a millisecond.
 WORTH_SHARING = 1_000_000
+MOST = 8  # devices: sums among many take longer; two were measured
 
 
 def parse(text: str) -> MeshShape | None:
@@ -27,7 +28,7 @@ def mesh_for(asked: MeshShape | None, config: ModelConfig, options: RunnerOption
         return asked.resolve(jax.device_count())
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return MeshShape()
-    most = min(num_cores(), jax.device_count())
+    most = min(num_cores(), jax.device_count(), MOST)
     fitting = [tp for tp in range(1, most + 1) if _pays(config, options, tp)]
     return MeshShape(tp=max(fitting, default=1))
 
