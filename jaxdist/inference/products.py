@@ -11,7 +11,7 @@ _SPECS = {"whole": (), "columns": ("tp",), "rows": (None, "tp")}
 
 
 def block_spec(split: Split | None) -> tuple[str | None, ...]:
-    """Of a weight in blocks [N / LANES, K, LANES]."""
+    """Of a weight in blocks [N / lanes, K, lanes]."""
     return _SPECS[split or "whole"]
 
 

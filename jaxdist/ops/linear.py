@@ -2,7 +2,7 @@
 
 The layers of a server are stacks [L, ...], and a loop walks over them. GPUs and TPUs take a layer
 [K, N] of a stack as it lies. On the CPU it would be copied out for each product, and one of 16 bits
-widened whole besides: there a stack lies in blocks of `LANES` columns, [L, N / LANES, K, LANES], of
+widened whole besides: there a stack lies in blocks of some columns, [L, N / lanes, K, lanes], of
 which a product reads one after the other, each once. CPUs that multiply bf16 do so with some
 blocks at a time; for the others a block is widened and multiplied in the cache. 16-bit floats are
 kept as bits: XLA would widen all layers before the first.
@@ -30,10 +30,10 @@ Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the membe
 LANES = 64
 FEW = 64  # rows up to which blocks are multiplied as they lie
 TOGETHER = 16  # blocks that are multiplied at once where bf16 is
-# Rows of a weight that are multiplied together. XLA:CPU's kernel adds up as many in one go and in
-# order; of more it makes parts whose size depends on the number of rows of x, and so would the
-# result: a prompt whose beginning is cached would not give what it gives as a whole.
-DEPTH = 256
+# Rows of a weight that are multiplied together. XLA:CPU's kernel (Eigen's) adds up so many in one
+# go and in order, by its sizes with AVX-512 too; more it cuts in ways that depend on the rows of x,
+# and so would the result: a prompt with a cached beginning would not give what it gives as a whole.
+DEPTH = 128
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=["split"])
@@ -41,7 +41,7 @@ DEPTH = 256
 class Blocks:
     """One layer's weight in blocks, left where it lies."""
 
-    stack: jax.Array  # [L, N / LANES, K, LANES] fp32, or bits of bf16
+    stack: jax.Array  # [L, N / lanes, K, lanes] fp32, or bits of bf16
     layer: jax.Array | int
     split: Split = "whole"  # over tp
 
@@ -61,12 +61,20 @@ def fits_blocks(num_columns: int, dtype: DTypeLike, platform: str) -> bool:
     return platform == "cpu" and fits and num_columns % LANES == 0
 
 
-def in_blocks(w: jax.Array) -> jax.Array:
-    """fp32 or bf16 [..., K, N] as [..., N / LANES, K, LANES], bf16 as bits."""
+def lanes_of(num_columns: int) -> int:
+    """Columns of a block of such a weight: `LANES` where bf16 is multiplied; else more, because a
+    product of few rows costs as much to start as to run, but not so many that the kernel would
+    share them among threads, in other parts for other numbers of rows."""
+    widths = (1,) if cpu_multiplies_bf16() else (3, 2, 1)
+    return next(LANES * n for n in widths if num_columns % (LANES * n) == 0)
+
+
+def in_blocks(w: jax.Array, lanes: int = LANES) -> jax.Array:
+    """fp32 or bf16 [..., K, N] as [..., N / lanes, K, lanes], bf16 as bits."""
     *lead, rows, columns = w.shape
     if w.dtype == jnp.bfloat16:
         w = lax.bitcast_convert_type(w, jnp.uint16)
-    return jnp.moveaxis(w.reshape(*lead, rows, columns // LANES, LANES), -2, -3)
+    return jnp.moveaxis(w.reshape(*lead, rows, columns // lanes, lanes), -2, -3)
 
 
 def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax.Array:
