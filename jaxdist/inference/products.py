@@ -7,12 +7,16 @@ from jax.typing import DTypeLike
 
 from jaxdist.ops.linear import Blocks, Split, linear
 
-_SPECS = {"whole": (), "columns": ("tp",), "rows": (None, "tp")}
+_SPECS: dict[Split, tuple[str | None, ...]] = {
+    "whole": (),
+    "columns": ("tp",),
+    "rows": (None, "tp"),
+}
 
 
-def block_spec(split: Split | None) -> tuple[str | None, ...]:
+def block_spec(split: Split) -> tuple[str | None, ...]:
     """Of a weight in blocks [N / lanes, K, lanes]."""
-    return _SPECS[split or "whole"]
+    return _SPECS[split]
 
 
 def linear_over_tp(x: Array, w: Array | Blocks, compute_dtype: DTypeLike) -> Array:
