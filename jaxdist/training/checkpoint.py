@@ -8,12 +8,11 @@ targets with the shardings of today: mesh, ZeRO stage and process count may diff
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ class Checkpointer:
         if config is None and not self.directory.is_dir():
             raise UsageError(f"no checkpoint in {self.directory}: there is no such directory")
         logging.getLogger("absl").addFilter(_not_from_orbax)
-        _silence_abandoned_reads()
         with self._clear_errors("could not be opened"):
             self._manager = ocp.CheckpointManager(
                 self.directory,
@@ -142,11 +140,11 @@ class Checkpointer:
                     f"{tuple(leaf.shape)}: it was saved with another model; give it back its values"
                 )
 
-    def _reading(self, step: int) -> AbstractContextManager[None]:
-        return self._clear_errors(
-            f"of step {step} could not be read",
-            f"if it is damaged, remove {self.directory / str(step)} to go on from the one before",
-        )
+    @contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        fix = f"if it is damaged, remove {self.directory / str(step)} to go on from the one before"
+        with self._clear_errors(f"of step {step} could not be read", fix), _loops_that_finish():
+            yield
 
     @contextmanager
     def _clear_errors(self, what: str, fix: str = "") -> Iterator[None]:
@@ -214,26 +212,30 @@ def _not_from_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname
 
 
-def _silence_abandoned_reads() -> None:
-    """Lets the reads that a failed restore leaves running end without a word.
+class _LoopsThatFinish(asyncio.DefaultEventLoopPolicy):
+    """Makes event loops that finish what runs in them before they close.
 
-    Orbax closes its event loop at the first error. Others of tensorstore's reads fail later, with
-    nobody to take the error or with the loop closed, which Python can only log or print, after
-    the one line that says it all.
+    Orbax closes its loop at a restore's first error. The other reads would then fail later, with
+    the loop closed and nobody to take the error, which Python can only print.
     """
-    logging.getLogger("asyncio").addFilter(_not_from_tensorstore)
-    if not isinstance(sys.unraisablehook, _PrintUnlessLoopClosed):
-        sys.unraisablehook = _PrintUnlessLoopClosed(sys.unraisablehook)
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return _LoopThatFinishes()
 
 
-def _not_from_tensorstore(record: logging.LogRecord) -> bool:
-    return "tensorstore" not in record.getMessage()
+class _LoopThatFinishes(asyncio.SelectorEventLoop):
+    def close(self) -> None:
+        self.set_exception_handler(lambda _, context: None)  # the first error is raised already
+        while not self.is_closed() and (tasks := asyncio.all_tasks(self)):
+            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        super().close()
 
 
-@dataclass(frozen=True)
-class _PrintUnlessLoopClosed:
-    before: Callable[[sys.UnraisableHookArgs], object]
-
-    def __call__(self, unraisable: sys.UnraisableHookArgs) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            self.before(unraisable)
+@contextmanager
+def _loops_that_finish() -> Iterator[None]:
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(_LoopsThatFinish())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
