@@ -8,6 +8,7 @@ A pool holds 16-bit floats as their bits (see `ops/stacks.py`): XLA:CPU would sc
 bf16 by way of fp32, a copy of the whole pool. Page 0 belongs to nobody: padding writes there.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxdist.ops.attention import attention_mask, masked_attention
 
 CHUNK = 128  # keys looked at together
+QUERIES = 32  # from how many on a row is worth a loop of its own, which ends where the row does
 _FAR = 2**30  # later than every position
 _LOWEST = -1e30  # below every score
 
@@ -68,23 +70,60 @@ def paged_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """`reference_paged_attention`, some keys at a time and no further than the longest row.
+    """`reference_paged_attention`, some keys at a time and no further than the rows go.
 
-    The softmax is made as it goes, as in FlashAttention (arXiv 2205.14135); fp32 inside.
+    The softmax is made as it goes, as in FlashAttention (arXiv 2205.14135); fp32 inside. Rows of
+    few queries are looked at together, because a small product costs as much to start as to run.
     """
-    batch, length, heads, head_dim = q_BTNH.shape
-    page_size, kv_heads = pages.keys.shape[1:3]
+    batch, length, _, head_dim = q_BTNH.shape
     factor = head_dim**-0.5 if scale is None else scale
-    width = max(1, CHUNK // page_size)
+    width = max(1, CHUNK // pages.keys.shape[1])
     tables = jnp.pad(rows.tables, ((0, 0), (0, -rows.tables.shape[1] % width)))
-    query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
     scaled_BTNH = q_BTNH.astype(jnp.float32) * factor
-    q_BKRH = rearrange(scaled_BTNH, "b t (k g) h -> b k (g t) h", k=kv_heads)
+
+    def some(given: tuple[jax.Array, Rows]) -> jax.Array:
+        return _chunk_by_chunk(
+            *given,
+            pages,
+            width=width,
+            dtype=dtype,
+            sliding_window=sliding_window,
+            is_local=is_local,
+            softcap=softcap,
+        )
+
+    given = (scaled_BTNH, rows._replace(tables=tables))
+    together = math.gcd(batch, max(1, 1 << (QUERIES // length).bit_length() - 1))
+    if together == batch:
+        out_BTNH = some(given)
+    else:
+        cut = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), given)
+        out_BTNH = lax.map(some, cut).reshape(*q_BTNH.shape[:-1], -1)
+    return out_BTNH.astype(q_BTNH.dtype)
+
+
+def _chunk_by_chunk(
+    q_BTNH: jax.Array,
+    rows: Rows,
+    pages: Pages,
+    *,
+    width: int,
+    dtype: DTypeLike,
+    sliding_window: int | None,
+    is_local: bool | jax.Array | None,
+    softcap: float | None,
+) -> jax.Array:
+    """Attention of scaled fp32 queries, `width` pages at a time as far as the longest row."""
+    batch, length, heads, _ = q_BTNH.shape
+    page_size, kv_heads = pages.keys.shape[1:3]
+    size = width * page_size
+    query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
+    q_BKRH = rearrange(q_BTNH, "b t (k g) h -> b k (g t) h", k=kv_heads)
     num_rows = q_BKRH.shape[2]
 
     def chunk(index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         most_BKR, sum_BKR, out_BKRH = carry
-        table = lax.dynamic_slice_in_dim(tables, index * width, width, axis=1)
+        table = lax.dynamic_slice_in_dim(rows.tables, index * width, width, axis=1)
         k_BKSH, v_BKSH = (
             rearrange(_floats(pool[table], dtype).astype(jnp.float32), "b w c k h -> b k (w c) h")
             for pool in pages
@@ -92,7 +131,7 @@ def paged_attention(
         score_BKRS = _batched("bkrh,bksh->bkrs", q_BKRH, k_BKSH)
         if softcap is not None:
             score_BKRS = softcap * jnp.tanh(score_BKRS / softcap)
-        key_1S = (index * width * page_size + jnp.arange(width * page_size))[None, :]
+        key_1S = (index * size + jnp.arange(size))[None, :]
         seen_BTS = attention_mask(
             query_BT, key_1S, sliding_window=sliding_window, is_local=is_local
         )
@@ -112,14 +151,14 @@ def paged_attention(
     first = 0
     if sliding_window is not None and (is_local is None or is_local is True):
         earliest = jnp.min(jnp.where(rows.counts > 0, rows.positions, _FAR)) - sliding_window + 1
-        first = jnp.clip(earliest // (width * page_size), 0, None)
-    last = (jnp.max(rows.positions + rows.counts) - 1) // (width * page_size) + 1
+        first = jnp.clip(earliest // size, 0, None)
+    ends = jnp.where(rows.counts > 0, rows.positions + rows.counts, 0)
+    last = (jnp.max(ends) - 1) // size + 1
     # Finite, so that a chunk of which a row sees nothing gives no NaN; what it adds shrinks to 0.
     start = (jnp.full(shape, _LOWEST), jnp.zeros(shape), jnp.zeros((*shape, pages.values.shape[3])))
     _, sum_BKR, out_BKRH = lax.fori_loop(jnp.minimum(first, last), last, chunk, start)
     out_BKRH = out_BKRH / jnp.maximum(sum_BKR, 1e-30)[..., None]
-    out_BTNH = rearrange(out_BKRH, "b k (g t) h -> b t (k g) h", t=length)
-    return out_BTNH.astype(q_BTNH.dtype)
+    return rearrange(out_BKRH, "b k (g t) h -> b t (k g) h", t=length)
 
 
 def _batched(dims: str, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ def pages() -> Pages:
         {"sliding_window": 6, "is_local": jnp.array(True), "scale": 0.2},
     ],
 )
-@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("queries", [1, 5, 32])
 def test_chunks_equal_the_plain_way(queries, scores, pages, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 16)
     rng = np.random.default_rng(1)
