@@ -71,6 +71,7 @@ class Module:
 
     def _walk(self, name: str, place: "Place") -> Iterator["Visit"]:
         computation = self.computations[name]
+        begun: set[str] = set()
         for instruction in computation.values():
             yield Visit(instruction, computation, place)
             if instruction.opcode == "while":
@@ -85,7 +86,8 @@ class Module:
             elif instruction.opcode == "call":
                 yield from self._walk(instruction.called("to_apply"), place)
             elif instruction.opcode in ("fusion", "async-start"):
-                yield from self._walk(instruction.called("calls"), place)
+                inside = self._walk(instruction.called("calls"), place)
+                yield from (visit for visit in inside if not _goes_on(visit.instruction, begun))
 
     # -- loops ------------------------------------------------------------------------------
 
@@ -153,6 +155,18 @@ class Visit:
     instruction: Instruction
     computation: Computation  # that holds it: where its operands are found
     place: Place
+
+
+def _goes_on(instruction: Instruction, begun: set[str]) -> bool:
+    """Whether it is a collective of `begun`, to which it is added otherwise.
+
+    XLA:TPU runs a collective beside the fusions of a chain, and names it again in each of them.
+    """
+    chain = instruction.attribute(r'\bchain_id="(\w+)"')
+    if chain is None or chain not in begun:
+        begun.update(() if chain is None else (chain,))
+        return False
+    return True
 
 
 def _through_copies(computation: Computation, name: str) -> Instruction:

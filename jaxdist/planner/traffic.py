@@ -16,6 +16,18 @@ sharded, each is a reduce-scatter and an all-gather, and two gathers come on top
 forward does not keep (arXiv 2205.05198). Remat makes the attention's sum again, unless o_proj is
 saved.
 
+Experts over tp (parallel/experts.py) stand where the MLP stands, and send the same. Each member
+weighs the results of its own experts alone, so it has their part alone of the cotangents of a
+token's K shares; the router that made them is whole on each member, so they are summed: one
+all-reduce of [B, T, K] fp32 a layer and microbatch.
+
+Of kv heads fewer than tp, of width H, each member holds the weights of all K, and tp/K members
+attend with a copy of one head. On the way back the copies' cotangents are summed among the tp/K,
+which is an all-reduce of [B, T, H], and as the weights are held by all, each gathers the others'
+K - 1 sums: (K - 1 + 2 (g-1)/g) [B, T, H] for g = tp/K, for k and for v. A reduce-scatter and a
+gather over all of tp would send as much. Summing gradients of the weights once a step instead would
+send less where M B T is above 2 D, but each member would keep gradients of its own until then.
+
 Over pp: one activation and one cotangent a tick, and what vocabulary parallelism needs, four
 all-reduces of A a microbatch: embedding to the first stage, the last stage's output to all, the
 head's cotangent to the last stage, the first stage's cotangent to all. Each has one stage that
@@ -76,8 +88,14 @@ class Traffic:
 
     def flows(self) -> list[Flow]:
         """All flows that are not empty."""
-        found = [*self._over_dp(), *self._layers_over_tp(), *self._vocabulary(), *self._rings()]
-        return [flow for flow in found if flow.least > 0]
+        found: dict[tuple[tuple[str, ...], str], Flow] = {}
+        for flow in (
+            *self._over_dp(), *self._layers_over_tp(), *self._vocabulary(), *self._rings()
+        ):  # fmt: skip
+            if flow.least > 0:
+                key = flow.axes, flow.part
+                found[key] = flow if key not in found else _joined(found[key], flow)
+        return list(found.values())
 
     # -- dp -----------------------------------------------------------------------------------
 
@@ -139,17 +157,37 @@ class Traffic:
             if part == "attention" and again:
                 back += 1 if sequence else 2
             unit = f"{2 + back}/2 M L all-reduces of A".replace("4/2", "2").replace("6/2", "3")
-            flow = Flow(axes=("tp",), part=part, formula=unit)
+            own, words = self._kv_sums() if part == "attention" else self._share_sums()
+            flow = Flow(axes=("tp",), part=part, formula=unit + words)
             flow = _add(flow, 2 * half, [self._turns["forward"]])
-            found.append(_add(flow, back * half, [self._turns["backward"]]))
+            found.append(_add(flow, back * half + own, [self._turns["backward"]]))
         return found
+
+    def _kv_sums(self) -> tuple[float, str]:
+        """Bytes a layer's backward sends of k's and v's cotangents, where heads are fewer than tp.
+
+        With them the words that the formula has for it.
+        """
+        model, tp = self.pipeline.model, self.mesh.tp
+        heads = model.num_key_value_heads
+        if heads % tp == 0:
+            return 0.0, ""
+        head = self._tokens * model.head_dim * self._width(self.pipeline.compute_dtype)
+        return 2 * head * (heads - 1 + 2 * _half(tp // heads)), ", M L sums of dk, dv"
+
+    def _share_sums(self) -> tuple[float, str]:
+        """The same of the cotangents of experts' shares."""
+        model = self.pipeline.model
+        if not model.num_experts:
+            return 0.0, ""
+        shares = self._tokens * model.num_experts_per_tok * 4
+        return 2 * _half(self.mesh.tp) * shares, ", M L of [B, T, K]"
 
     # -- pp -----------------------------------------------------------------------------------
 
     def _vocabulary(self) -> list[Flow]:
         """Embedding and scoring; in halves of an all-reduce over pp, tp, or both together."""
         whole, turns = self._activations, self._turns
-        tokens = self.pipeline_rows * self.batch_shape[2]
         both = tuple(axis for axis in ("pp", "tp") if self.mesh.__dict__[axis] > 1)
         over_both = _half(self.mesh.pp * self.mesh.tp)
         over_pp = 2 * _half(self.mesh.pp) * whole / (self.mesh.tp if self._sharded_sequence else 1)
@@ -161,7 +199,7 @@ class Traffic:
                 empty = Flow(axes=axes, part=part, formula=formula)
                 found.append(_add(empty, unit, [turns[part]]))
 
-        statistics = 3 * 2 * over_both * tokens * 4
+        statistics = 3 * 2 * over_both * self._tokens * 4
         if self._sharded_sequence:
             flow(("tp",), "embed", over_tp, "M reduce-scatters of A")
             flow(("pp",), "embed", over_pp, "M all-reduces of A/tp")
@@ -203,8 +241,13 @@ class Traffic:
     @property
     def _activations(self) -> float:
         """A: bytes of a microbatch's activations [B, T, D], whole over tp."""
-        size = self.pipeline_rows * self.batch_shape[2] * self.pipeline.model.hidden_size
+        size = self._tokens * self.pipeline.model.hidden_size
         return size * self._width(self.pipeline.compute_dtype)
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens of a microbatch on one dp member."""
+        return self.pipeline_rows * self.batch_shape[2]
 
     @property
     def _sharded_sequence(self) -> bool:
@@ -274,6 +317,16 @@ def _add(flow: Flow, unit: float, turns: Iterable[Turns]) -> Flow:
     """`flow` with `unit` bytes for each turn."""
     useful, idle = (sum(getattr(t, name) for t in turns) for name in ("useful", "idle"))
     return replace(flow, least=flow.least + unit * useful, in_bubbles=flow.in_bubbles + unit * idle)
+
+
+def _joined(one: Flow, other: Flow) -> Flow:
+    """Two flows of one part over the same axes."""
+    return replace(
+        one,
+        least=one.least + other.least,
+        in_bubbles=one.in_bubbles + other.in_bubbles,
+        formula=f"{one.formula}, {other.formula}",
+    )
 
 
 def _field(path: tuple[Any, ...]) -> str:

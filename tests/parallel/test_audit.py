@@ -211,6 +211,37 @@ ENTRY %main (p: f32[8], s: bf16[64]) -> f32[16] {
     ]
 
 
+def test_a_collective_beside_a_chain_of_fusions_counts_once():
+    """As XLA:TPU writes it: each fusion that runs beside it names it again."""
+
+    def fused(name: str, chain: int) -> str:
+        chained = f'frontend_attributes={{chain_id="{chain}"}}'
+        return f"""%{name} (q: f32[8]) -> f32[16] {{
+  %q = f32[8]{{0}} parameter(0)
+  ROOT %g = f32[16]{{0}} all-gather(%q), channel_id=6, replica_groups=[4,2]<=[8], {chained}
+}}
+"""
+
+    calls = "\n".join(
+        f"  %f{place} = f32[16]{{0}} fusion(%p), kind=kCustom, calls=%{name}"
+        for place, name in enumerate(("start", "beside", "done", "another", "another_done"))
+    )
+    text = f"""HloModule hand_made
+
+{fused("start", 0)}
+{fused("beside", 0)}
+{fused("done", 0)}
+{fused("another", 1)}
+{fused("another_done", 1)}
+ENTRY %main (p: f32[8]) -> f32[16] {{
+  %p = f32[8]{{0}} parameter(0)
+{calls}
+  ROOT %copy = f32[16]{{0}} copy(%f4)
+}}
+"""
+    assert facts(collectives(text, SHAPE)) == [("all-gather", ("tp",), 2, 64, 1, 1)] * 2
+
+
 def test_sent_bytes():
     def sent(kind, size):
         return Collective(

@@ -15,18 +15,28 @@ TINY = """--model.preset tiny --model.num_hidden_layers 4 --model.hidden_size 32
  --precision.policy fp32 --parallel.skip_bubbles false""".split()
 
 UNTIED = ("--model.tie_word_embeddings", "false")
+EXPERTS = """--model.num_experts 8 --model.num_experts_per_tok 2
+ --model.moe_intermediate_size 32""".split()
+SEQUENCE = ("--parallel.sequence_parallel", "true")
+
+
+def setup_of(mesh: str, *flags: str) -> Setup:
+    return Setup.of(parse([*TINY, "--mesh", mesh, *flags], "jaxdist train"))
+
+
+def flows_of(setup: Setup) -> list[Flow]:
+    return Traffic(
+        pipeline=setup.pipeline,
+        parameters=setup.layout.abstract.params,
+        batch_shape=setup.abstract_batch().tokens.shape,
+    ).flows()
 
 
 def rows_of(mesh: str, *flags: str):
     """The ledger of a tiny step's compiled program."""
-    setup = Setup.of(parse([*TINY, "--mesh", mesh, *flags], "jaxdist train"))
-    traffic = Traffic(
-        pipeline=setup.pipeline,
-        parameters=setup.layout.abstract.params,
-        batch_shape=setup.abstract_batch().tokens.shape,
-    )
+    setup = setup_of(mesh, *flags)
     found = collectives(setup.compile_train_step().as_text() or "", setup.mesh.shape)
-    return ledger(traffic.flows(), found)
+    return ledger(flows_of(setup), found)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +78,67 @@ def test_no_more_than_theory_asks_for(mesh: str, flags: list[str]):
     assert other < 0.02 * sum(row.sent for row in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mesh, part, flags",
+    [
+        ("1x1x4", "mlp", EXPERTS),
+        ("2x2x2", "mlp", [*EXPERTS, "--parallel.schedule", "zb", "--parallel.zero", "3"]),
+        ("1x1x4", "mlp", [*EXPERTS, "--parallel.remat", "full"]),
+        ("1x1x4", "attention", ["--model.num_key_value_heads", "1"]),
+        ("1x1x4", "attention", ["--model.num_key_value_heads", "2"]),
+        ("1x2x4", "attention", ["--model.num_key_value_heads", "2", "--parallel.remat", "full"]),
+    ],
+)
+def test_experts_and_shared_heads_send_their_least(mesh: str, part: str, flags: list[str]):
+    rows = rows_of(mesh, *flags)
+    (row,) = (row for row in rows if (row.axes, row.part) == (("tp",), part))
+    assert row.ratio == pytest.approx(1, abs=1e-6)
+    assert ratios(rows)["tp",] <= 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [EXPERTS, ["--model.num_key_value_heads", "2"]])
+def test_so_they_do_where_the_sequence_is_sharded(flags: list[str]):
+    """What comes on top there, routers' scores and gradients of k's and v's weights, grows less."""
+    wide = ["--model.hidden_size", "256", "--train.sequence_length", "128", *SEQUENCE]
+    wide += ["--model.max_position_embeddings", "128"]
+    assert 1 <= ratios(rows_of("1x2x4", *flags, *wide))["tp",] <= 1.05
+
+
+def test_a_layer_sends_so_much_more_on_its_way_back():
+    """Counted by hand: 64 tokens of a microbatch, 16 layers and microbatches, 4 members."""
+
+    def least(part: str, *flags: str) -> float:
+        flows = flows_of(setup_of("1x1x4", *flags))
+        return sum(flow.least for flow in flows if flow.part == part)
+
+    number, head = 16 * 64 * 4, 8
+    # Two experts a token, whose shares all four sum: 3/4 there, 3/4 back.
+    assert least("mlp", *EXPERTS) - least("mlp") == number * 2 * 3 / 2
+    dense = least("attention")
+    # k and v: two heads, each summed by two members, who then hand the sum to the other two.
+    two = least("attention", "--model.num_key_value_heads", "2") - dense
+    assert two == 2 * number * head * (1 + 1)
+    one = least("attention", "--model.num_key_value_heads", "1") - dense
+    assert one == 2 * number * head * 3 / 2
+
+
+def test_flows_of_a_part_over_the_same_axes_add_up():
+    flows = flows_of(setup_of("1x1x4", *SEQUENCE))
+    assert len({(flow.axes, flow.part) for flow in flows}) == len(flows)
+    (score,) = (flow for flow in flows if flow.part == "score")
+    # 4 microbatches of 64 tokens: two halves of an all-reduce, three of a number a token.
+    assert score.least == 4 * 64 * 4 * (2 * 32 * 3 / 4 + 3 * 2 * 3 / 4)
+
+
 def test_zero_moves_what_its_paper_says():
     """2 Psi for ZeRO-1, (M+1) Psi for ZeRO-2, 3 M Psi for ZeRO-3, of what dp divides."""
     sent, psi, once = {}, 0.0, 0.0
     for zero in ("1", "2", "3"):
-        flags = ["--mesh", "4x1x1", "--parallel.zero", zero, *UNTIED]
-        setup = Setup.of(parse([*TINY, *flags], "jaxdist train"))
+        setup = setup_of("4x1x1", "--parallel.zero", zero, *UNTIED)
         params = setup.layout.abstract.params
-        traffic = Traffic(
-            pipeline=setup.pipeline,
-            parameters=params,
-            batch_shape=setup.abstract_batch().tokens.shape,
-        )
-        sent[zero] = sum(flow.least for flow in traffic.flows())
+        sent[zero] = sum(flow.least for flow in flows_of(setup))
         ends = (params.embed_tokens, params.lm_head, params.norm)
         bytes_sent = [3 / 4 * 4 * a.size for a in jax.tree.leaves(params)]
         psi, once = sum(bytes_sent), sum(3 / 4 * 4 * a.size for a in jax.tree.leaves(ends))
