@@ -101,8 +101,8 @@ def test_experts_and_shared_heads_send_their_least(mesh: str, part: str, flags: 
 @pytest.mark.parametrize("flags", [EXPERTS, ["--model.num_key_value_heads", "2"]])
 def test_so_they_do_where_the_sequence_is_sharded(flags: list[str]):
     """What comes on top there, routers' scores and gradients of k's and v's weights, grows less."""
-    wide = ["--model.hidden_size", "256", "--train.sequence_length", "128", *SEQUENCE]
-    wide += ["--model.max_position_embeddings", "128"]
+    wide = ["--model.hidden_size", "256", "--train.sequence_length", "512", *SEQUENCE]
+    wide += ["--model.max_position_embeddings", "512"]
     assert 1 <= ratios(rows_of("1x2x4", *flags, *wide))["tp",] <= 1.05
 
 
