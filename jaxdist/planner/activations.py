@@ -35,9 +35,17 @@ class Layer:
         """What a forward leaves in the rings."""
         if remat == "none":
             return self._all_saved()
-        names = [] if remat == "full" else [name.strip() for name in remat.split(",")]
-        kept = {part for name in names for part in (_DOTS if name == "dots" else (name,))}
-        return self.stream + sum(self._named(name) for name in kept)
+        return self.stream + sum(self._named(name) for name in self._kept(remat))
+
+    def largest_saved(self, remat: str) -> list[int]:
+        """Bytes of each of the arrays that a forward leaves there, the largest first."""
+        if remat == "none":
+            wide = [_FP32 * self._hidden] * 2
+            narrow = [self._queries] * 3 + [self._keys] * 2 + [self._hidden] * 2
+            narrow += [self._inner] * (2 + self._gated)
+            return sorted(self._tokens * n for n in wide + [self.bytes * n for n in narrow])[::-1]
+        named = [self._named(name) for name in self._kept(remat)]
+        return sorted([self.stream, *named])[::-1]
 
     def taps(self, remat: str) -> int:
         """What a backward leaves for weight gradients that are made later.
@@ -46,13 +54,15 @@ class Layer:
         in the rings nor made again.
         """
         cotangents = self._queries + 2 * self._keys + 2 * self._hidden + self._expanded
+        return self._tokens * self.bytes * cotangents + self.made_again(remat)
+
+    def made_again(self, remat: str) -> int:
+        """Of these, the inputs of products that a backward makes again."""
         if remat == "none":
-            return self._tokens * self.bytes * cotangents
+            return 0
         if "dots" in remat:
-            again = self.bytes * self._queries + 2 * _FP32 * self._hidden
-        else:
-            again = self.bytes * (self._queries + self._expanded + 2 * self._hidden)
-        return self._tokens * (self.bytes * cotangents + again)
+            return self._tokens * (self.bytes * self._queries + 2 * _FP32 * self._hidden)
+        return self._tokens * self.bytes * (self._queries + self._expanded + 2 * self._hidden)
 
     def working(self, remat: str) -> int:
         """While a layer's backward runs: all that was saved or is made again, and cotangents.
@@ -68,6 +78,11 @@ class Layer:
         """While a microbatch is scored: logits of a chunk of tokens, twice, and three streams."""
         chunk = min(self.rows * self.length, _SCORED_TOKENS)
         return 2 * chunk * vocabulary_rows * _FP32 + 3 * self.stream
+
+    @staticmethod
+    def _kept(remat: str) -> set[str]:
+        names = [] if remat == "full" else [name.strip() for name in remat.split(",")]
+        return {part for name in names for part in (_DOTS if name == "dots" else (name,))}
 
     def _all_saved(self) -> int:
         """Each norm keeps two fp32 arrays and two numbers a token; products keep their inputs."""

@@ -4,18 +4,23 @@ Every term is an array that the program really holds: parameters, gradients and 
 layout of the ZeRO stage; the rings of the schedule, whose slots the simulator counts; and what one
 layer's backward and one scored microbatch need while they run.
 
+XLA:CPU works on 16-bit numbers as fp32: what is kept has its 16 bits there too, but the layer and
+the microbatch at work take as much as with fp32, but for what a layer makes again to keep it for
+its weight gradients. `widened` says so.
+
 Shapes: B rows of a microbatch on this dp member, T tokens, D hidden size, K rows of a stretch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jaxdist.config import MeshShape, ModelConfig, RunConfig
+from jaxdist.config import MeshShape, ModelConfig, ParallelConfig, RunConfig
 from jaxdist.config.compute import POLICIES
 from jaxdist.parallel.schedule import Schedule
 from jaxdist.planner.activations import Layer
 from jaxdist.planner.parameters import Counts
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_WIDE = 4  # bytes of the numbers that a CPU works with
 _MOMENTS = {"adamw": 2, "adam": 2, "muon": 1, "lion": 1, "sgd": 1, "adafactor": 0}
 
 
@@ -30,16 +35,20 @@ class Memory:
     host: int  # the same, where they wait in the host's memory
     handed_on: int  # activations and cotangents between ticks and between stages
     working: int  # what one layer and one scored microbatch need while they run
+    starting: int  # before them: rings of zeros on their way to the host
     updating: int  # after them: new parameters, gathered beside the old ones (ZeRO-1 and 2)
 
     @property
     def peak(self) -> int:
         """The most that the device holds at once."""
         kept = self.parameters + self.gradients + self.optimizer
-        return kept + max(self.activations + self.handed_on + self.working, self.updating)
+        running = self.activations + self.handed_on + self.working
+        return kept + max(self.starting, running, self.updating)
 
 
-def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
+def estimate(
+    config: RunConfig, mesh: MeshShape, schedule: Schedule, *, widened: bool = False
+) -> Memory:
     """The memory of a step of `config` on `mesh` (without -1) by `schedule`."""
     parallel, train = config.parallel, config.train
     dtypes = _dtypes(config)
@@ -52,6 +61,10 @@ def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
         sequence_parallel=parallel.sequence_parallel,
         bytes=dtypes["compute"],
     )
+    at_work = replace(layer, bytes=max(layer.bytes, _WIDE)) if widened else layer
+    narrow = 0
+    if schedule.taps is not None:
+        narrow = at_work.made_again(parallel.remat) - layer.made_again(parallel.remat)
     most = _longest_stretch(config.model, mesh, schedule, parallel.layer_counts)
     saved = schedule.residuals.size * most * layer.saved(parallel.remat)
     taps = 0 if schedule.taps is None else schedule.taps.size * most * layer.taps(parallel.remat)
@@ -63,10 +76,11 @@ def estimate(config: RunConfig, mesh: MeshShape, schedule: Schedule) -> Memory:
         host=saved if parallel.offload_activations else 0,
         handed_on=_handed_on(schedule) * layer.stream,
         working=max(
-            layer.working(parallel.remat),
-            layer.scoring(config.model.padded_vocab_size // (mesh.pp * mesh.tp)),
+            at_work.working(parallel.remat) - narrow,
+            at_work.scoring(config.model.padded_vocab_size // (mesh.pp * mesh.tp)),
         )
         + counts.in_passing(parallel.zero, mesh.dp, dtypes["compute"], dtypes["reduce"]),
+        starting=_starting(layer, parallel, schedule.residuals.size * most),
         updating=states["parameters"] if parallel.zero in (1, 2) and mesh.dp > 1 else 0,
     )
 
@@ -85,6 +99,13 @@ def _states(config: RunConfig, counts: Counts, dp: int, dtypes: dict[str, int]) 
         "gradients": accumulators + (shard * dtypes["reduce"] if zero == 1 and dp > 1 else 0),
         "optimizer": moments * kept * dtypes["moment"] + averages,
     }
+
+
+def _starting(layer: Layer, parallel: ParallelConfig, rows: int) -> int:
+    """The two largest rings: XLA makes one while the one before it is sent to the host."""
+    if not parallel.offload_activations:
+        return 0
+    return rows * sum(layer.largest_saved(parallel.remat)[:2])
 
 
 def _handed_on(schedule: Schedule) -> int:

@@ -117,11 +117,15 @@ def _saved_activations(setup: Setup) -> int:
 
 
 def peak_bytes(memory: Any) -> int:
-    """XLA's peak, or all that it allocates: XLA:CPU leaves the temporaries out of its peak."""
+    """XLA's peak of the device, or all that it allocates there.
+
+    XLA:CPU leaves the temporaries out of its peak, and XLA:GPU has the host's memory in it.
+    """
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     allocated = held - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     reported = memory.peak_memory_in_bytes
-    return reported if reported > memory.temp_size_in_bytes else allocated
+    is_the_devices = memory.host_temp_size_in_bytes == 0 and reported > memory.temp_size_in_bytes
+    return reported if is_the_devices else allocated
 
 
 def _readable(size: float) -> str:

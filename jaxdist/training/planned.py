@@ -95,7 +95,10 @@ def report(planned: Planned, *, as_json: bool) -> None:
     console.print("\nsent by each device in a step:\n")
     console.print(table(planned.traffic))
     if _device(setup).platform == "cpu" and config.precision.policy != "fp32":
-        console.print("\nA CPU sends 16-bit numbers as fp32, here and in the least.")
+        console.print(
+            "\nA CPU works on 16-bit numbers as fp32 and sends them so, which is in the working "
+            "memory, in what is sent and in the least; an accelerator needs less."
+        )
 
 
 def _compile(setup: Setup, hardware: Hardware | None) -> Planned:
@@ -105,16 +108,18 @@ def _compile(setup: Setup, hardware: Hardware | None) -> Planned:
     start = time.perf_counter()
     compiled = setup.compile_train_step()
     seconds, hlo = time.perf_counter() - start, compiled.as_text() or ""
+    on_cpu = _device(setup).platform == "cpu"
     needed = Traffic(
         pipeline=setup.pipeline,
         parameters=setup.layout.abstract.params,
         batch_shape=setup.abstract_batch().tokens.shape,
-        widened=_device(setup).platform == "cpu",
+        widened=on_cpu,
     )
+    schedule = setup.pipeline.schedule
     return Planned(
         setup=setup,
         hardware=hardware,
-        estimated=estimate(setup.config, setup.mesh_shape, setup.pipeline.schedule),
+        estimated=estimate(setup.config, setup.mesh_shape, schedule, widened=on_cpu),
         compiled_bytes=peak_bytes(compiled.memory_analysis()),
         compile_seconds=seconds,
         traffic=ledger(needed.flows(), collectives(hlo, setup.mesh.shape)),
