@@ -213,8 +213,13 @@ def _penalized(
 
 
 def _argmax(logits_NV: jax.Array) -> jax.Array:
-    """The likeliest column [N], the first of equals."""
-    return jnp.argmax(logits_NV, axis=-1).astype(jnp.int32)
+    """The likeliest column [N], the first of equals.
+
+    As two reductions of one value each, of which XLA:CPU makes vectors: half the time of argmax.
+    """
+    columns_1V = jnp.arange(logits_NV.shape[-1], dtype=jnp.int32)[None]
+    is_most_NV = logits_NV == logits_NV.max(axis=-1, keepdims=True)
+    return jnp.where(is_most_NV, columns_1V, columns_1V[0, -1]).min(axis=-1)
 
 
 def _unpack(words_NW: jax.Array, num_columns: int) -> jax.Array:
