@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from jaxdist.parallel.audit import Collective
+from jaxdist.planner.flow import Flow
 from jaxdist.planner.readable import readable
-from jaxdist.planner.traffic import Flow
 
 OTHER = "other"  # what no flow speaks of: metrics, norms, the gradients of gains
 

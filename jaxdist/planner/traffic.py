@@ -51,27 +51,9 @@ from jax.typing import DTypeLike
 
 from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.parallel.sharding import Layout, layouts
+from jaxdist.planner.flow import ONCE, Flow, Turns, add, half, joined
 
 Tree = Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flow:
-    """What one part of the step has to send over some mesh axes, in bytes of one device a step."""
-
-    axes: tuple[str, ...]
-    part: str  # the scope that the program gives it
-    least: float = 0.0
-    in_bubbles: float = 0.0  # on top of it, by slots that are empty
-    formula: str
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How often something is done in a step: for a microbatch, and in an empty slot."""
-
-    useful: float
-    idle: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +77,13 @@ class Traffic:
         ):  # fmt: skip
             if flow.least > 0:
                 key = flow.axes, flow.part
-                found[key] = flow if key not in found else _joined(found[key], flow)
+                found[key] = flow if key not in found else joined(found[key], flow)
         return list(found.values())
 
     # -- dp -----------------------------------------------------------------------------------
 
     def _over_dp(self) -> list[Flow]:
-        zero, half = self.pipeline.parallel.zero, _half(self.mesh.dp)
+        zero, share = self.pipeline.parallel.zero, half(self.mesh.dp)
         rest = "" if zero < 2 else " of what dp does not divide"
         reduce = Flow(axes=("dp",), part="reduce_gradients", formula=_TWICE + rest)
         update = Flow(axes=("dp",), part="update", formula="Psi")
@@ -110,21 +92,21 @@ class Traffic:
         if zero == 1:
             reduce = replace(reduce, formula="Psi")
         for name, layout, leaf in self._leaves:
-            size = half * self._local_size(layout, leaf.shape)
+            size = share * self._local_size(layout, leaf.shape)
             gradient = size * self._width(self.pipeline.reduce_dtype)
             if layout.dp_dim is None or zero == 0:
-                reduce = _add(reduce, 2 * gradient, [_ONCE])
+                reduce = add(reduce, 2 * gradient, [ONCE])
                 continue
             if zero == 1:
-                reduce = _add(reduce, gradient, [_ONCE])
+                reduce = add(reduce, gradient, [ONCE])
             else:
-                scatter = _add(scatter, gradient, self._uses(name, backward=True))
+                scatter = add(scatter, gradient, self._uses(name, backward=True))
             if zero < 3:
-                update = _add(update, size * self._width(leaf.dtype), [_ONCE])
+                update = add(update, size * self._width(leaf.dtype), [ONCE])
             else:
                 is_matrix = leaf.ndim - (name == "layers") >= 2
                 wire = self.pipeline.compute_dtype if is_matrix else leaf.dtype
-                gather = _add(gather, size * self._width(wire), self._uses(name, backward=False))
+                gather = add(gather, size * self._width(wire), self._uses(name, backward=False))
         return [reduce, scatter, update, gather]
 
     def _uses(self, name: str, *, backward: bool) -> list[Turns]:
@@ -147,7 +129,7 @@ class Traffic:
     # -- tp -----------------------------------------------------------------------------------
 
     def _layers_over_tp(self) -> list[Flow]:
-        half = _half(self.mesh.tp) * self._activations
+        once = half(self.mesh.tp) * self._activations
         remat, sequence = self.pipeline.parallel.remat, self._sharded_sequence
         saved = remat.replace(" ", "").split(",")
         again = remat != "none" and "o_proj" not in saved and "dots" not in saved
@@ -160,8 +142,8 @@ class Traffic:
             unit = f"{2 + back}/2 M L all-reduces of A".replace("4/2", "2").replace("6/2", "3")
             own, words = self._kv_sums() if part == "attention" else self._share_sums()
             flow = Flow(axes=("tp",), part=part, formula=unit + words)
-            flow = _add(flow, 2 * half, [self._turns["forward"]])
-            found.append(_add(flow, back * half + own, [self._turns["backward"]]))
+            flow = add(flow, 2 * once, [self._turns["forward"]])
+            found.append(add(flow, back * once + own, [self._turns["backward"]]))
         return found
 
     def _kv_sums(self) -> tuple[float, str]:
@@ -174,7 +156,7 @@ class Traffic:
         if heads % tp == 0:
             return 0.0, ""
         head = self._tokens * model.head_dim * self._width(self.pipeline.compute_dtype)
-        return 2 * head * (heads - 1 + 2 * _half(tp // heads)), ", M L sums of dk, dv"
+        return 2 * head * (heads - 1 + 2 * half(tp // heads)), ", M L sums of dk, dv"
 
     def _share_sums(self) -> tuple[float, str]:
         """The same of the cotangents of experts' shares."""
@@ -182,7 +164,7 @@ class Traffic:
         if not model.num_experts:
             return 0.0, ""
         shares = self._tokens * model.num_experts_per_tok * 4
-        return 2 * _half(self.mesh.tp) * shares, ", M L of [B, T, K]"
+        return 2 * half(self.mesh.tp) * shares, ", M L of [B, T, K]"
 
     # -- pp -----------------------------------------------------------------------------------
 
@@ -190,15 +172,15 @@ class Traffic:
         """Embedding and scoring; in halves of an all-reduce over pp, tp, or both together."""
         whole, turns = self._activations, self._turns
         both = tuple(axis for axis in ("pp", "tp") if self.mesh.__dict__[axis] > 1)
-        over_both = _half(self.mesh.pp * self.mesh.tp)
-        over_pp = 2 * _half(self.mesh.pp) * whole / (self.mesh.tp if self._sharded_sequence else 1)
-        over_tp = _half(self.mesh.tp) * whole
+        over_both = half(self.mesh.pp * self.mesh.tp)
+        over_pp = 2 * half(self.mesh.pp) * whole / (self.mesh.tp if self._sharded_sequence else 1)
+        over_tp = half(self.mesh.tp) * whole
         found: list[Flow] = []
 
         def flow(axes: tuple[str, ...], part: str, unit: float, formula: str) -> None:
             if axes and unit:
                 empty = Flow(axes=axes, part=part, formula=formula)
-                found.append(_add(empty, unit, [turns[part]]))
+                found.append(add(empty, unit, [turns[part]]))
 
         statistics = 3 * 2 * over_both * self._tokens * 4
         if self._sharded_sequence:
@@ -305,29 +287,7 @@ class Traffic:
         return max(width, 4) if self.widened else width
 
 
-_ONCE = Turns(1.0)
 _TWICE = "2 Psi"
-
-
-def _half(members: int) -> float:
-    """What a member sends of a payload in half an all-reduce."""
-    return (members - 1) / members
-
-
-def _add(flow: Flow, unit: float, turns: Iterable[Turns]) -> Flow:
-    """`flow` with `unit` bytes for each turn."""
-    useful, idle = (sum(getattr(t, name) for t in turns) for name in ("useful", "idle"))
-    return replace(flow, least=flow.least + unit * useful, in_bubbles=flow.in_bubbles + unit * idle)
-
-
-def _joined(one: Flow, other: Flow) -> Flow:
-    """Two flows of one part over the same axes."""
-    return replace(
-        one,
-        least=one.least + other.least,
-        in_bubbles=one.in_bubbles + other.in_bubbles,
-        formula=f"{one.formula}, {other.formula}",
-    )
 
 
 def _field(path: tuple[Any, ...]) -> str:

@@ -5,8 +5,9 @@ import pytest
 
 from jaxdist.config.command_line import parse
 from jaxdist.parallel.audit import Collective, collectives
+from jaxdist.planner.flow import Flow
 from jaxdist.planner.ledger import OTHER, ledger, part_of, ratios
-from jaxdist.planner.traffic import Flow, Traffic
+from jaxdist.planner.traffic import Traffic
 from jaxdist.training.setup import Setup
 
 TINY = """--model.preset tiny --model.num_hidden_layers 4 --model.hidden_size 32
