@@ -47,6 +47,19 @@ def test_a_stream_is_the_whole_answer_in_pieces(server, n):
         assert logged == choice["logprobs"]["content"]
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_no_part_of_a_stop_text_is_streamed(server, length):
+    body = CHAT | {"max_tokens": 40, "ignore_eos": True}
+    free = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    stop = free[20 : 20 + length]
+    body |= {"stop": [stop, "zz"]}
+    (choice,) = server.post("/v1/chat/completions", body).json()["choices"]
+    assert choice["message"]["content"] == free.split(stop)[0]
+    pieces = [chunk["choices"][0] for chunk in chunks(server, "/v1/chat/completions", body)]
+    assert "".join(p["delta"].get("content", "") for p in pieces) == free.split(stop)[0]
+    assert pieces[-1]["finish_reason"] == choice["finish_reason"] == "stop"
+
+
 def test_the_models_own_sampling_holds_where_a_request_says_nothing(server, monkeypatch):
     model = server.service.model
     monkeypatch.setattr(server.service, "model", replace(model, defaults={"temperature": 0.0}))
@@ -70,11 +83,16 @@ def test_usage_counts_a_prompt_once(server):
 
 
 def test_completions_of_several_prompts(server):
-    body = {"prompt": ["ab", "cd", "ef"], "n": 2, "max_tokens": 5, "seed": 1, "logprobs": 1}
+    prompts = ["ab", "cd", "ef" * 40]  # the last one is computed in chunks
+    body = {"prompt": prompts, "n": 2, "max_tokens": 5, "seed": 1, "logprobs": 1}
     whole = server.post("/v1/completions", body).json()
     assert [choice["index"] for choice in whole["choices"]] == list(range(6))
-    assert whole["usage"]["prompt_tokens"] == 6
-    told = chunks(server, "/v1/completions", body)
+    assert whole["usage"]["prompt_tokens"] == 84
+    *told, last = chunks(
+        server, "/v1/completions", body | {"stream_options": {"include_usage": True}}
+    )
+    assert last["usage"] == whole["usage"] and last["choices"] == []
+    assert all(chunk["usage"] is None for chunk in told)
     for choice in whole["choices"]:
         mine = [c["choices"][0] for c in told if c["choices"][0]["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in mine) == choice["text"]

@@ -17,6 +17,7 @@ from jaxdist.config import (
     RunConfig,
     TrainConfig,
 )
+from jaxdist.models import default_context
 from jaxdist.training.optimizer import num_updates
 from jaxdist.training.setup import Setup
 from jaxdist.training.step import Batch
@@ -31,6 +32,7 @@ MODEL = ModelConfig(
     max_position_embeddings=64,
     vocab_multiple=16,
 )
+GUARDED: dict[str, Any] = dict(on_nonfinite="skip", optimizer=dict(ema_decay=0.9))
 PLAIN_SGD = dict(name="sgd", momentum=0.0, schedule="constant", learning_rate=1.0, warmup_steps=0)
 
 
@@ -52,9 +54,8 @@ class Trainer:
                 on_nonfinite=on_nonfinite,
             ),
         )
-        self.setup = Setup.of(config)
+        self.setup, self.step = compiled(config)
         self.state = self.setup.initial_state()
-        self.step = self.setup.compile_train_step()
 
     def train(self, number: int) -> dict[str, float]:
         """One step on batch `number`; its metrics."""
@@ -66,6 +67,13 @@ class Trainer:
     def parameters(self) -> list[np.ndarray]:
         """Gathered, as float64."""
         return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(self.state.params)]
+
+
+@cache
+def compiled(config: RunConfig) -> tuple[Setup, Any]:
+    """A run's setup and its train step."""
+    setup = Setup.of(config)
+    return setup, setup.compile_train_step()
 
 
 def batch_of(number: int) -> Batch:
@@ -116,6 +124,27 @@ def test_zero_stages_give_one_curve():
         np.testing.assert_allclose(other, first, rtol=1e-5)
 
 
+def test_the_loss_is_the_mean_of_all_valid_tokens():
+    """Of training and of evaluation: microbatches that hold more of them weigh more."""
+    trainer = Trainer("1x1x1", **GUARDED)
+    for number in range(1, 10):  # until the tokens' losses differ
+        trainer.train(number)
+    batch, params = batch_of(0), trainer.state.params
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, LENGTH), batch)
+    ctx = default_context(MODEL, rows.segment_ids)
+    logits = jax.jit(lambda model, tokens: model(tokens, rows.positions, rows.segment_ids, ctx=ctx))
+    scores = np.asarray(jax.nn.log_softmax(logits(params, rows.tokens)), np.float64)
+    picked = -np.take_along_axis(scores, np.asarray(rows.labels)[..., None], -1).reshape(COUNT, -1)
+    mask = np.asarray(batch.loss_mask).reshape(COUNT, -1)
+    want = (picked * mask).sum() / mask.sum()
+    of_means = ((picked * mask).sum(1) / mask.sum(1)).mean()
+    assert abs(of_means / want - 1) > 1e-3
+    sums = trainer.setup.compile_eval_step()(params, batch)
+    assert sums["num_tokens"] == mask.sum()
+    np.testing.assert_allclose(sums["loss_sum"] / mask.sum(), want, rtol=1e-5)
+    np.testing.assert_allclose(trainer.train(0)["loss"], want, rtol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh, zero",
@@ -150,7 +179,7 @@ def test_clipping_scales_the_whole_gradient():
 
 def test_a_skipped_step_leaves_everything_as_it_was():
     """But its number, which says what data comes next."""
-    trainer = Trainer("1x1x1", on_nonfinite="skip", optimizer=dict(ema_decay=0.9))
+    trainer = Trainer("1x1x1", **GUARDED)
     trainer.train(0)
     # A gain so large that the loss overflows.
     gain = trainer.state.params.norm.weight
