@@ -60,6 +60,7 @@ def run(service: Service, sock: socket.socket, load: Callable[[], Model]) -> Non
     """
     config = uvicorn.Config(
         make_app(service),
+        http="h11",  # which alone bounds the headers: httptools takes what comes
         log_config=None,
         access_log=False,
         server_header=False,

@@ -93,6 +93,21 @@ def test_a_second_signal_ends_at_once():
         assert asked.events[-1] != "[DONE]"
 
 
+def test_headers_without_end_are_refused():
+    """Whatever HTTP parsers are installed."""
+    with started(0.0, 30) as (process, url), socket.create_connection(address(url)) as client:
+        client.settimeout(20)
+        with contextlib.suppress(ConnectionError):  # it has hung up
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Much: " + b"a" * 10**6)
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+        assert httpx.get(f"{url}/health", timeout=20).status_code == 200
+
+
+def address(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
