@@ -165,11 +165,28 @@ def test_a_bad_step_is_named_and_the_last_good_checkpoint_stays(tmp_path):
 
 
 @pytest.mark.slow
+def test_bad_steps_are_gone_past_where_that_is_asked_for(tmp_path):
+    flags = ["--optimizer.learning_rate", "1e38", "--train.on_nonfinite", "skip"]
+    assert train(tmp_path, *flags, mesh="1x1x1") == 0
+    assert [row.get("skipped") for row in rows(tmp_path).values()] == [None, *[1] * 5]
+
+
+@pytest.mark.slow
+def test_an_overflow_at_the_floor_of_the_scale_stops_the_run(tmp_path):
+    flags = ["--precision.policy", "fp16", "--precision.loss_scale_min", "16777216"]
+    flags += ["--precision.loss_scale_init", "16777216"]
+    with pytest.raises(NonFinite, match="step 1: .*there is no checkpoint yet"):
+        train(tmp_path, *flags, mesh="1x1x1")
+
+
+@pytest.mark.slow
 def test_overflowing_steps_are_skipped_counted_and_not_scheduled(tmp_path):
     flags = ["--precision.policy", "fp16", "--precision.loss_scale_hysteresis", "1"]
     flags += ["--precision.loss_scale_init", "16777216", "--train.steps", "12"]
     flags += ["--optimizer.schedule", "linear"]
-    assert train(tmp_path, *flags, mesh="1x1x1") == 0
+    # The scale and its counts go on where they were.
+    assert train(tmp_path, *flags, "--train.stop_after", "3", mesh="1x1x1") == 0
+    assert train(tmp_path, *flags, "--resume", "must", mesh="1x1x1") == 0
     metrics = [row for _, row in sorted(rows(tmp_path).items())]
     skipped = [row for row in metrics if row.get("skipped")]
     assert skipped and len(skipped) < len(metrics)
