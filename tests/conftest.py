@@ -13,7 +13,12 @@ QUICK = (
 )
 if version("jaxlib") < "0.11":  # later ones abort at the name
     QUICK += ("--xla_cpu_use_fusion_emitters=false",)
+    # Modules split for several threads are copied for each; two workers keep two cores busy.
+    QUICK += ("--xla_cpu_parallel_codegen_split_count=1",)
 os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *QUICK)).strip()
+
+# Without the source lines of every operation, programs lower and compile a tenth sooner.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
