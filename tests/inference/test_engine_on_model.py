@@ -78,6 +78,18 @@ def test_alone_is_naive_generation(alone, model_of):
         assert list(alone[f"greedy {i}"].outputs[0].token_ids) == want
 
 
+def test_a_seed_writes_what_naive_generation_writes_on_every_mesh(runner, model_of):
+    model, drawn = model_of(max_position_embeddings=64), {"temperature": 0.8, "seed": 5}
+    engine, last = Engine(runner, eos_ids=()), {}
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), prompt, SamplingParams(max_tokens=COUNT, **drawn))
+    while engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in engine.step()}
+    for i, prompt in enumerate(PROMPTS):
+        want = list(generate(model, prompt, Sampling(max_tokens=COUNT, **drawn)))
+        assert list(last[str(i)].outputs[0].token_ids) == want
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_way_gives_what_each_request_gives_alone(change, runner, alone):
     last, engine = run(runner, EngineOptions(**CHANGES[change]), together=True)
