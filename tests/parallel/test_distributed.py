@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,19 +51,28 @@ def train(folder: Path, *flags: str, processes: int, steps: int = 4) -> list[tup
     return [(row["loss"], row["grad_norm"]) for row in map(json.loads, lines)]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Callable[[str], list[tuple[float, float]]]:
+    """`alone(zero)`: the curve of an uninterrupted run of one process."""
+
+    @cache
+    def run_with(zero: str) -> list[tuple[float, float]]:
+        return train(tmp_path_factory.mktemp("one"), "--parallel.zero", zero, processes=1)
+
+    return run_with
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", ["1", "3"])
-def test_two_processes_train_as_one(tmp_path, zero):
-    flags = ["--parallel.zero", zero]
-    one = train(tmp_path / "one", *flags, processes=1)
-    two = train(tmp_path / "two", *flags, processes=2)
-    for got, want in zip(two, one, strict=True):
+def test_two_processes_train_as_one(tmp_path, alone, zero):
+    two = train(tmp_path, "--parallel.zero", zero, processes=2)
+    for got, want in zip(two, alone(zero), strict=True):
         assert got == pytest.approx(want, rel=1e-6)
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_where_two_stopped(tmp_path):
-    whole = train(tmp_path / "whole", processes=1)
+def test_one_process_goes_on_where_two_stopped(tmp_path, alone):
+    whole = alone("1")
     halves = tmp_path / "halves"
     train(halves, "--train.stop_after", "2", processes=2, steps=2)
     assert train(halves, "--resume", "must", processes=1) == [
