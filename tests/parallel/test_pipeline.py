@@ -80,6 +80,18 @@ def test_recomputing_changes_nothing(make_case, mesh, remat):
 
 
 @pytest.mark.slow
+def test_what_is_not_kept_is_computed_again_once(make_case):
+    """Products in the compiled program, in which the loop over layers stands once."""
+    products = {
+        remat: make_case("1x1x1", num_microbatches=1, remat=remat).compiled.as_text().count(" dot(")
+        for remat in ("none", "dots", "full")
+    }
+    # q, k, v, o, gate and up; the down projection's output is not needed by its own backward.
+    assert products["full"] - products["dots"] == 6
+    assert products["dots"] - products["none"] == 1  # the scores of attention
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ("1f1b", "gpipe"))
 @pytest.mark.parametrize("mesh", ("2x2x2", "1x4x2"))
 def test_computing_in_the_bubbles_changes_nothing(make_case, mesh, schedule):
