@@ -233,22 +233,29 @@ def test_a_signal_saves_says_how_to_go_on_and_ends(tmp_path, number, code):
     assert max(rows(tmp_path)) == saved
 
 
+def last_step(folder: Path) -> int:
+    return max(rows(folder), default=0) if (folder / "metrics.jsonl").exists() else 0
+
+
 @pytest.mark.slow
 def test_killed_ten_times_a_run_ends_with_the_same_loss(tmp_path):
-    flags = ["--train.steps", "30"]
-    began = time.monotonic()
+    flags = ["--train.steps", "600", "--checkpoint.every", "3"]
     subprocess.run(command(tmp_path / "whole", *flags), check=True, capture_output=True)
-    length = time.monotonic() - began
     chance = random.Random(0)
+    killed = tmp_path / "killed"
     for _ in range(10):
+        goal = last_step(killed) + chance.randrange(1, 10)
         process = subprocess.Popen(
-            command(tmp_path / "killed", *flags),
+            command(killed, *flags),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        time.sleep(length * chance.uniform(0.5, 0.98))
+        while last_step(killed) < goal:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.05))
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    subprocess.run(command(tmp_path / "killed", *flags), check=True, capture_output=True)
-    assert curve(tmp_path / "killed")[-1] == curve(tmp_path / "whole")[-1]
+        assert process.wait() == -signal.SIGKILL
+    subprocess.run(command(killed, *flags), check=True, capture_output=True)
+    assert curve(killed)[-1] == curve(tmp_path / "whole")[-1]
