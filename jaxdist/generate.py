@@ -40,6 +40,8 @@ class Options:
         limits.choice("dtype", self.dtype, DTYPES)
         if self.chat == (self.prompt is not None):
             raise UsageError("give --prompt TEXT to continue, or --chat to talk, and not both")
+        if self.system is not None and not self.chat:
+            raise UsageError("--system is what a chat begins with; add --chat, or leave it out")
         if self.chat and not (find_spec("jinja2") and find_spec("pydantic")):
             raise UsageError("--chat needs jinja2 and pydantic; pip install 'jaxdist[serve]'")
         if self.quantization is not None:

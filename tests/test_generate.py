@@ -142,6 +142,7 @@ def test_options_have_defaults_and_types():
         (("--temperature", "nan"), "--temperature cannot be 'nan'"),
         (("--seed", "-1"), "seed=-1 must be at least 0"),
         (("--prompt", ""), "the prompt has no tokens"),
+        (("--system", "Be brief."), "--system is what a chat begins with; add --chat"),
         (("--prompt", "x" * 64), "the prompt has 64 tokens and the model's context 64"),
         (("--max-tokens", "64"), "set max-tokens to at most 63"),
         (("--model", "nowhere"), "--model nowhere is no model"),
