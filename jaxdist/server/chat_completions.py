@@ -56,6 +56,7 @@ class ChatJob:
             priority=request.priority,
             cache_salt=request.cache_salt,
             stream=bool(request.stream),
+            called={"prompt": "messages", "structured": sampling.structure_field(request)},
         )
 
     async def whole(self) -> ChatCompletion:

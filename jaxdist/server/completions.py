@@ -38,6 +38,7 @@ class CompletionJob:
             priority=request.priority,
             cache_salt=request.cache_salt,
             stream=bool(request.stream),
+            called={"structured": sampling.structure_field(request)},
         )
 
     async def whole(self) -> Completion:

@@ -22,7 +22,13 @@ async def prepare(request: EmbeddingRequest, job: Job, model: Model) -> None:
         )
     special = request.add_special_tokens is not False
     encoded = await encode(model, texts, "input", add_special_tokens=special)
-    await job.prepare(model, encoded, SamplingParams(), pooling=request.pooling or "mean")
+    await job.prepare(
+        model,
+        encoded,
+        SamplingParams(),
+        pooling=request.pooling or "mean",
+        called={"prompt": "input"},
+    )
 
 
 async def whole(request: EmbeddingRequest, job: Job) -> Embeddings:

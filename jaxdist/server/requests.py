@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from jaxdist.inference.engine import Prepared
@@ -50,9 +50,11 @@ class Job:
         cache_salt: str | None = None,
         pooling: str | None = None,
         stream: bool = False,
+        called: Mapping[str, str] | None = None,
     ) -> None:
         """Check all prompts, (text, ids) each, before anything is sent.
 
+        called: The client's names of fields that the engine calls otherwise.
         Raises APIError: wrong, or too many are waiting.
         """
         self.service.admit()
@@ -71,7 +73,8 @@ class Job:
                     stream=stream,
                 )
             except RequestError as error:
-                raise APIError(str(error)[:1000], param=error.param, code=error.code) from None
+                param = (called or {}).get(error.param or "", error.param)
+                raise APIError(str(error)[:1000], param=param, code=error.code) from None
             except ValueError as error:
                 raise refused(str(error)) from None
             self._prepared.append(prepared)

@@ -67,6 +67,13 @@ def of_chat(
     return _build(fields, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
 
 
+def structure_field(request: Generation) -> str:
+    """The field that says what the text must conform to; of a chat that has none, its tools."""
+    guided = (f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar"))
+    names = ("response_format", "structured_outputs", *guided)
+    return next((name for name in names if getattr(request, name) is not None), "tools")
+
+
 def showing_special_tokens(params: SamplingParams) -> SamplingParams:
     """The same, where a model marks its calls of tools with special tokens."""
     return replace(params, skip_special_tokens=False)

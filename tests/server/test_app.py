@@ -9,6 +9,9 @@ import pytest
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": USER, "max_tokens": 12, "seed": 5}
+CHATS = "/v1/chat/completions"
+WRONG = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "no"}}}
+BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "no"}}}
 
 
 def chunks(server, path, body):
@@ -182,6 +185,13 @@ def test_models_have_names(server):
         ("/v1/completions", {"prompt": "a", "stop": "x" * 9999}, 400, "stop"),
         ("/v1/completions", {"prompt": ["a"] * 999}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "n": 999}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "allowed_token_ids": []}, 400, "allowed_token_ids"),
+        ("/v1/completions", {"prompt": "a", "bad_words": [""]}, 400, "bad_words"),
+        ("/v1/completions", {"prompt": "a", "guided_regex": "(a"}, 400, "guided_regex"),
+        (CHATS, {"messages": USER, "response_format": WRONG}, 400, "response_format"),
+        (CHATS, {"messages": USER, "tools": [BAD_TOOL], "tool_choice": "required"}, 400, "tools"),
+        (CHATS, {"messages": [USER[0] | {"content": "a" * 1100}]}, 400, "messages"),
+        ("/v1/embeddings", {"input": "a" * 1100}, 400, "input"),
         ("/v1/embeddings", {"input": ""}, 400, "input"),
         ("/detokenize", {"tokens": [9999]}, 400, "tokens"),
         ("/v1/nothing", {}, 404, None),

@@ -239,7 +239,7 @@ def last_step(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_killed_ten_times_a_run_ends_with_the_same_loss(tmp_path):
-    flags = ["--train.steps", "600", "--checkpoint.every", "3"]
+    flags = ["--train.steps", "250", "--checkpoint.every", "3"]
     subprocess.run(command(tmp_path / "whole", *flags), check=True, capture_output=True)
     chance = random.Random(0)
     killed = tmp_path / "killed"
