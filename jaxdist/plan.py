@@ -10,6 +10,7 @@ from jaxdist.config import UsageError, limits, one_line_errors
 
 _STEP = ("--audit", "--compile-for")  # what needs a run's step
 MOST = 4096  # stages, microbatches or chunks of a schedule that is drawn
+MOST_CELLS = 2**18  # their product, which is simulated within a minute
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +65,12 @@ def plan_schedule(options: argparse.Namespace) -> None:
         value = getattr(options, option)
         if value is not None:
             limits.whole(f"--{option}", value, 1, MOST)
+    cells = (options.pp or 1) * (options.microbatches or 1) * (options.chunks or 1)
+    if cells > MOST_CELLS:
+        raise UsageError(
+            f"--pp times --microbatches times --chunks is {cells:,}: at most {MOST_CELLS:,} can be "
+            "simulated; lower one of them"
+        )
     schedule = open_schedule(
         options.schedule, options.pp, options.microbatches, options.chunks, source="--schedule"
     )

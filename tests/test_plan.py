@@ -91,6 +91,7 @@ def test_words(capsys):
         (["--schedule", "zbv"], "not known; choose gpipe, 1f1b, interleaved, zb, or a .csv file"),
         (["--schedule", "1f1b", "--chunks", "2"], "1f1b has 1 chunk a stage, not 2"),
         (["--schedule", "1f1b", "--pp", "0"], "--pp=0 must be"),
+        (["--schedule", "1f1b", "--pp", "4096", "--microbatches", "65"], "is 266,240: at most"),
         (["--schedule", "1f1b", "--pp", "two"], "invalid int value: 'two'"),
         (["--schedule", "1f1b", "--costs", "1,2"], "--costs '1,2' must be three numbers"),
         (["--schedule", "1f1b", "--costs", "1,0,nan"], "each must be a number above 0"),
