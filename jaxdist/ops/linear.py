@@ -30,9 +30,9 @@ Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the membe
 LANES = 64
 FEW = 64  # rows up to which blocks are multiplied as they lie
 TOGETHER = 16  # blocks that are multiplied at once where bf16 is
-# Rows of a weight that are multiplied together. XLA:CPU's kernel (Eigen's) adds up so many in one
-# go and in order, by its sizes with AVX-512 too; more it cuts in ways that depend on the rows of x,
-# and so would the result: a prompt with a cached beginning would not give what it gives as a whole.
+# Rows of a weight that are multiplied together. XLA:CPU's kernel adds up so many in one go and in
+# order; more it cuts in ways that may depend on the rows of x, and so would the result: a prompt
+# with a cached beginning would not give what it gives as a whole.
 DEPTH = 128
 
 
