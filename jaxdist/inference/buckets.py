@@ -50,7 +50,7 @@ class Buckets:
     @property
     def shapes(self) -> list[Shape]:
         """Every program there is, small ones first."""
-        rows = _steps(self.max_rows)
+        rows = _powers(self.max_rows)
         kinds = [(1, rows), (PROMPT_QUERIES, _powers(self.max_prompt_rows))]
         if self.max_drafts:
             kinds.append((1 + self.max_drafts, rows))
@@ -80,13 +80,13 @@ class Buckets:
 
         It takes longest of all to compile, so several shapes share one.
         """
-        most = max(_steps(self.max_rows)[-1], self.max_prompt_rows)
+        most = max(_powers(self.max_rows)[-1], self.max_prompt_rows)
         return next((n for n in (4, 16, 64) if rows <= n < most), most)
 
     def fit(self, rows: int, queries: int, width: int) -> Shape:
         """The smallest shape that takes them."""
         is_prompt = queries == PROMPT_QUERIES
-        numbers = _powers(self.max_prompt_rows) if is_prompt else _steps(self.max_rows)
+        numbers = _powers(self.max_prompt_rows) if is_prompt else _powers(self.max_rows)
         return Shape(
             next(n for n in numbers if n >= rows),
             queries,
@@ -97,8 +97,3 @@ class Buckets:
 def _powers(most: int) -> list[int]:
     """Powers of two up to the first that is at least `most`."""
     return [1 << n for n in range((most - 1).bit_length() + 1)]
-
-
-def _steps(most: int) -> list[int]:
-    """Powers of two from 2: one row costs no less than two, on the CPU far more."""
-    return _powers(max(most, 2))[1:]

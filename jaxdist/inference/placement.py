@@ -26,7 +26,7 @@ from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
 from jaxdist.inference.products import block_spec
 from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
-from jaxdist.ops.linear import Blocks, Split, fits_blocks, in_blocks, lanes_of
+from jaxdist.ops.linear import Blocks, Split, fits_blocks, in_blocks
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 from jaxdist.quantization import packed_layers
@@ -144,12 +144,12 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> li
     platform, in_stages = platform_of(mesh), mesh.shape["pp"]
     splits = structure.flatten_up_to(_splits(jax.tree.unflatten(structure, leaves), rules))
 
-    def lay_out(leaf: Array, lanes: int | None) -> list[Array]:
+    def lay_out(leaf: Array, blocks: bool) -> list[Array]:
         leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
         if platform == "gpu":
             return [leaf[:, layer : layer + 1] for layer in range(leaf.shape[1])]
-        if lanes is not None:
-            return [in_blocks(leaf, lanes)]
+        if blocks:
+            return [in_blocks(leaf)]
         return [as_bits(leaf) if platform == "cpu" else leaf]
 
     parts = []
@@ -158,13 +158,15 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> li
         if _is_kept(leaf):
             parts.append(_kept(leaf, split is not None, mesh))
             continue
-        columns = leaf.shape[-1] // (mesh.shape["tp"] if split == "columns" else 1)
         _, *spec = leaf.sharding.spec
-        lanes = None
-        if split is not None and leaf.ndim == 3 and fits_blocks(columns, leaf.dtype, platform):
-            lanes, spec = lanes_of(columns), block_spec(split)
+        blocks = False
+        if split is not None and leaf.ndim == 3:
+            own = leaf.sharding.shard_shape(leaf.shape)[1:]
+            blocks = fits_blocks(*own, leaf.dtype, platform)
+        if blocks:
+            spec = block_spec(split)
         sharding = NamedSharding(mesh, P("pp", None, *spec))
-        parts.append(jax.jit(partial(lay_out, lanes=lanes), out_shardings=sharding)(leaf))
+        parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
 
 
@@ -201,12 +203,12 @@ def _placed(tree: Any, mesh: Mesh) -> Any:
 def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:
     """With a head of its own where the backend wants it laid out in another way than the table."""
     table = rest.embed_tokens if rest.lm_head is None else rest.lm_head
-    rows, _ = table[...].shape
-    columns = rows // mesh.shape["tp"]
-    if not fits_blocks(columns, table[...].dtype, platform_of(mesh)):
+    vocab_size, depth = table[...].shape
+    columns = vocab_size // mesh.shape["tp"]
+    if not fits_blocks(depth, columns, table[...].dtype, platform_of(mesh)):
         return rest
-    layout, lanes = NamedSharding(mesh, P(None, *block_spec("columns"))), lanes_of(columns)
-    head = jax.jit(lambda table: in_blocks(table.T[None], lanes), out_shardings=layout)(table[...])
+    layout = NamedSharding(mesh, P(None, *block_spec("columns")))
+    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=layout)(table[...])
     rest = copy.copy(rest)
     # In a tied model it was nothing.
     rest.lm_head = nnx.data(table.replace(head))  # pyright: ignore[reportAttributeAccessIssue]

@@ -24,10 +24,10 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxdist.ops.dot import dot
 from jaxdist.ops.experts import experts_of_blocks, grouped_dot
-from jaxdist.ops.linear import DEPTH, FEW, LANES
+from jaxdist.ops.linear import FEW, LANES, in_parts, sum_of_parts
+from jaxdist.ops.product import cpu_multiplies_bf16
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.quantization.gguf_blocks import PackedWeight, unpack
-from jaxdist.quantization.gguf_types import BY_NAME
 
 IN_LANES = 5  # dims of a part, the stack's included
 
@@ -160,7 +160,7 @@ def _packed_dot(
     *lead, depth = x.shape
     rows = math.prod(lead)
     in_lanes = next(iter(stack.parts.values())).ndim == IN_LANES
-    if in_lanes and rows <= FEW:
+    if in_lanes and (rows <= FEW or not cpu_multiplies_bf16()):
         out_RN = _by_lanes(x.reshape(rows, depth).astype(jnp.float32), stack, place)
         return out_RN.reshape(*lead, -1).astype(compute_dtype)
     weight = _entry(stack, compute_dtype, place)
@@ -171,26 +171,17 @@ def _packed_dot(
 
 def _by_lanes(x_RK: jax.Array, stack: PackedWeight, place: ArrayLike) -> jax.Array:
     """fp32 x times the columns of each block of lanes in turn, [R, N] fp32."""
-    num_rows, _ = x_RK.shape
-    _, num_lanes, num_blocks, _, lanes = next(iter(stack.parts.values())).shape
-    size = BY_NAME[stack.type_name].block_size
-    step = max(1, DEPTH // size)
+    _, num_lanes, _, _, lanes = next(iter(stack.parts.values())).shape
+    x_PRk = in_parts(x_RK)
 
     def columns(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
-        sums = []
-        for first in range(0, num_blocks, step):
-            count = min(step, num_blocks - first)
+        def own(part: jax.Array) -> jax.Array:
+            start = (jnp.int32(place), number, 0 * number, 0 * number, 0 * number)
+            return lax.dynamic_slice(part, start, (1, 1, *part.shape[2:]))[0, 0]
 
-            def own(part: jax.Array, first=first, count=count) -> jax.Array:
-                start = (jnp.int32(place), number, 0 * number + first, 0 * number, 0 * number)
-                sizes = (1, 1, count, *part.shape[3:])
-                return lax.dynamic_slice(part, start, sizes)[0, 0]
+        # Or the numbers would be made again for each row, inside of the product.
+        weight_KL = lax.optimization_barrier(unpack(jax.tree.map(own, stack)))
+        return lax.dynamic_update_index_in_dim(out_CRL, sum_of_parts(x_PRk, weight_KL), number, 0)
 
-            # Or the numbers would be made again for each row, inside of the product.
-            weight_KL = lax.optimization_barrier(unpack(jax.tree.map(own, stack)))
-            x_Rk = x_RK[:, first * size : (first + count) * size]
-            sums.append(jnp.matmul(x_Rk, weight_KL, precision=lax.Precision.HIGHEST))
-        return lax.dynamic_update_index_in_dim(out_CRL, sum(sums[1:], sums[0]), number, 0)
-
-    out_CRL = lax.fori_loop(0, num_lanes, columns, jnp.zeros((num_lanes, num_rows, lanes)))
-    return jnp.moveaxis(out_CRL, 0, 1).reshape(num_rows, -1)
+    out_CRL = lax.fori_loop(0, num_lanes, columns, jnp.zeros((num_lanes, len(x_RK), lanes)))
+    return jnp.moveaxis(out_CRL, 0, 1).reshape(len(x_RK), -1)
