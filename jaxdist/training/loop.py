@@ -35,7 +35,7 @@ from jaxdist.training.run_folder import check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
 from jaxdist.training.state import TrainState
-from jaxdist.training.step import Metrics
+from jaxdist.training.step import Metrics, mean_loss
 
 
 def run(config: RunConfig) -> int:
@@ -240,10 +240,9 @@ class _Run:
         epoch = self.validation.num_rows // self.config.train.global_batch_size
         batches = range(min(self.config.eval.batches, max(epoch, 1)))
         sums = [self.eval_step(self.state.params, make(step)) for step in batches]
-        loss = sum(float(s["loss_sum"]) for s in sums)
-        count = sum(float(s["num_tokens"]) for s in sums)
+        loss = mean_loss(sums)
         if row is not None:
-            self._record(row | {"val_loss": loss / max(count, 1)})
+            self._record(row | {"val_loss": loss})
         self.clock = time.perf_counter()
 
     def _save(self) -> None:

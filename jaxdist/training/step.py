@@ -5,7 +5,7 @@ leave parameters, moments and the schedule as they were where the step is guarde
 `train.on_nonfinite: skip`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,14 @@ def make_eval_step(pipeline: Pipeline) -> Callable[[Any, Batch], Metrics]:
         return {"loss_sum": mean * num_tokens, "num_tokens": num_tokens}
 
     return step
+
+
+def mean_loss(sums: Sequence[Metrics]) -> float:
+    """Over all valid tokens of several batches (nats): not the mean of the batches' means."""
+    loss_sum, num_tokens = (
+        sum(float(batch[name]) for batch in sums) for name in ("loss_sum", "num_tokens")
+    )
+    return loss_sum / max(num_tokens, 1)
 
 
 def _constrain(tree: Any, specs: Any) -> Any:

@@ -20,7 +20,7 @@ from jaxdist.config import (
 from jaxdist.models import default_context
 from jaxdist.training.optimizer import num_updates
 from jaxdist.training.setup import Setup
-from jaxdist.training.step import Batch
+from jaxdist.training.step import Batch, mean_loss
 
 STEPS, COUNT, ROWS, LENGTH = 20, 2, 8, 12
 MODEL = ModelConfig(
@@ -143,6 +143,12 @@ def test_the_loss_is_the_mean_of_all_valid_tokens():
     assert sums["num_tokens"] == mask.sum()
     np.testing.assert_allclose(sums["loss_sum"] / mask.sum(), want, rtol=1e-5)
     np.testing.assert_allclose(trainer.train(0)["loss"], want, rtol=1e-5)
+
+
+def test_batches_weigh_as_many_tokens_as_they_have():
+    batches = [{"loss_sum": 10.0, "num_tokens": 1.0}, {"loss_sum": 1.0, "num_tokens": 9.0}]
+    assert mean_loss(batches) == 1.1
+    assert mean_loss([{"loss_sum": 0.0, "num_tokens": 0.0}]) == 0
 
 
 @pytest.mark.slow
