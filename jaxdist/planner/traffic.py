@@ -43,6 +43,7 @@ A slot that is empty still runs where bubbles are not skipped: what it sends is 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import jax
@@ -72,9 +73,8 @@ class Traffic:
     def flows(self) -> list[Flow]:
         """All flows that are not empty."""
         found: dict[tuple[tuple[str, ...], str], Flow] = {}
-        for flow in (
-            *self._over_dp(), *self._layers_over_tp(), *self._vocabulary(), *self._rings()
-        ):  # fmt: skip
+        rooms = self._over_dp(), self._layers_over_tp(), self._vocabulary(), self._rings()
+        for flow in chain(*rooms):
             if flow.least > 0:
                 key = flow.axes, flow.part
                 found[key] = flow if key not in found else joined(found[key], flow)
