@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from jaxdist import platform
 from jaxdist.config import UsageError, limits, one_line_errors
 from jaxdist.config.options import MODEL, REQUIRED, option, parse_options
-from jaxdist.inference import default_mesh
-from jaxdist.inference.runner_options import DTYPES
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.device import default_mesh
+from jaxdist.inference.device.runner_options import DTYPES
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

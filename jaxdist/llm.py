@@ -13,13 +13,13 @@ from jaxdist import platform
 from jaxdist.config import UsageError, limits
 from jaxdist.config.errors import did_you_mean
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
-from jaxdist.inference import default_mesh
+from jaxdist.inference.device import default_mesh
+from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.generation_config import CHOICES, described, sampling_defaults
 from jaxdist.inference.outputs import RequestOutput
-from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.generation_config import CHOICES, described, sampling_defaults
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 
 _log = logging.getLogger("jaxdist.llm")
 

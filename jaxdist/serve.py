@@ -50,7 +50,7 @@ def serve(options: "Options") -> None:
         platform.a_device_a_core()
     platform.compilation_cache()
     # JAX is loaded here, after the platform is chosen and the options are known to be right.
-    from jaxdist.inference.default_mesh import mesh_for
+    from jaxdist.inference.device.default_mesh import mesh_for
     from jaxdist.server.lifecycle import open_socket, run
     from jaxdist.server.service import Service
     from jaxdist.training.model_source import open_model
@@ -78,8 +78,8 @@ def load(options: "Options", source: "ModelSource", mesh: MeshShape) -> "Model":
 
     from jaxdist.data.tokenizer import load_tokenizer
     from jaxdist.inference.async_engine import AsyncEngine
-    from jaxdist.inference.generation_config import described, sampling_defaults
     from jaxdist.inference.load import load_engine
+    from jaxdist.inference.sampling.generation_config import described, sampling_defaults
     from jaxdist.server.chat import Chat
     from jaxdist.server.service import Model
     from jaxdist.server.token_text import TokenText

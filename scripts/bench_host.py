@@ -19,15 +19,15 @@ import numpy as np
 import jaxdist.data
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
 from jaxdist.inference.engine import Engine
-from jaxdist.inference.sampling_params import SamplingParams
-from jaxdist.inference.step import NewSequence, Row, RowResult
+from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.inference.scheduling.step import NewSequence, Row, RowResult
 
 TARGETS_US = {1: 100, 16: 1000, 64: 4000}
 PROMPT_TOKENS, RUNS, STEPS = 500, 12, 25
 
 
 class RandomRunner:
-    """As `jaxdist.inference.step.Runner`; `seconds` is what it takes itself."""
+    """As `jaxdist.inference.scheduling.step.Runner`; `seconds` is what it takes itself."""
 
     block_size, num_replicas, max_model_len, max_row_tokens = 16, 1, 1024, 512
 

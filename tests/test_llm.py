@@ -140,7 +140,7 @@ def test_a_training_run_is_served_from_its_folder(tmp_path):
 
 
 def test_only_a_files_blocks_can_be_kept(model, tmp_path):
-    """That their text is the dequantized model's is shown in tests/inference/test_packed.py."""
+    """That their text is the dequantized model's is shown in weights/test_packed.py."""
     run = write_run(tmp_path, model)
     with pytest.raises(UsageError, match="--quantization keep: .* is a run, whose weights are not"):
         LLM(run, quantization="keep")

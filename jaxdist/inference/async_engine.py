@@ -13,7 +13,7 @@ from jaxdist.inference.engine import Engine
 from jaxdist.inference.errors import EngineError
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.preparation import Prepared
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stats import BlockMap, EngineStats
 
 

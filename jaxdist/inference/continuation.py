@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.detokenizer import TextStream
 from jaxdist.inference.outputs import CompletionOutput, FinishReason, Logprob, Logprobs
-from jaxdist.inference.request import Request
-from jaxdist.inference.step import TokenLogprobs
+from jaxdist.inference.scheduling.request import Request
+from jaxdist.inference.scheduling.step import TokenLogprobs
 from jaxdist.inference.stop_strings import StopStrings
 
 

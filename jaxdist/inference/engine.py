@@ -21,12 +21,12 @@ from jaxdist.inference.errors import RequestError
 from jaxdist.inference.group import Group, requests_of
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.preparation import Prepared, Preparer
-from jaxdist.inference.replica import Replica
-from jaxdist.inference.request import Request, Status
-from jaxdist.inference.sampling_params import SamplingParams
-from jaxdist.inference.scheduler import Scheduler, Step
+from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.inference.scheduling.replica import Replica
+from jaxdist.inference.scheduling.request import Request, Status
+from jaxdist.inference.scheduling.scheduler import Scheduler, Step
+from jaxdist.inference.scheduling.step import NewSequence, Row, RowResult, Runner
 from jaxdist.inference.stats import BlockMap, Counters, EngineStats, block_map, replica_stats
-from jaxdist.inference.step import NewSequence, Row, RowResult, Runner
 
 
 class Engine:

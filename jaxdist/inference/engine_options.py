@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxdist.config import limits
 from jaxdist.config.errors import UsageError
-from jaxdist.inference.step import Runner
+from jaxdist.inference.scheduling.step import Runner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxdist.inference.continuation import Continuation
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.guide import Guide
+from jaxdist.inference.guidance.guide import Guide
+from jaxdist.inference.guidance.speculation import NgramIndex
 from jaxdist.inference.outputs import Logprobs, RequestMetrics, RequestOutput
 from jaxdist.inference.preparation import Prepared
-from jaxdist.inference.request import Request
-from jaxdist.inference.speculation import NgramIndex
+from jaxdist.inference.scheduling.request import Request
 
 
 def requests_of(

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from jaxdist.config import MeshShape, ModelConfig
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
+from jaxdist.inference.device.model_runner import ModelRunner
+from jaxdist.inference.device.runner_options import RunnerOptions
+from jaxdist.inference.device.warm_up import Progress, warm_up
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.model_runner import ModelRunner
-from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.warm_up import Progress, warm_up
 
 
 class Source(Protocol):

@@ -14,10 +14,10 @@ from jaxdist.config.errors import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
-from jaxdist.inference.guide import bad_word_ids
-from jaxdist.inference.request import resolve_max_tokens, whole_ids
-from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
-from jaxdist.inference.step import Runner
+from jaxdist.inference.guidance.guide import bad_word_ids
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.scheduling.request import resolve_max_tokens, whole_ids
+from jaxdist.inference.scheduling.step import Runner
 
 
 def child_seed(seed: int, index: int) -> int:
@@ -141,7 +141,7 @@ class Preparer:
         if structured is None or tokenizer is None:
             return None
         # Only loaded where it is asked for: its library is an extra.
-        from jaxdist.inference.grammar import compile as compile_grammar
+        from jaxdist.inference.guidance.grammar import compile as compile_grammar
 
         try:
             return compile_grammar(structured, tokenizer, sorted(self.eos_ids))

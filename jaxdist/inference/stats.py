@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jaxdist.inference.replica import Replica
-from jaxdist.inference.request import Request
+from jaxdist.inference.scheduling.replica import Replica
+from jaxdist.inference.scheduling.request import Request
 
 
 @dataclass(kw_only=True)

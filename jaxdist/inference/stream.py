@@ -7,12 +7,12 @@ import jax
 
 from jaxdist import platform
 from jaxdist.config import MeshShape
-from jaxdist.inference.default_mesh import mesh_for
+from jaxdist.inference.device.default_mesh import mesh_for
+from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.load import Source, load_engine
-from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 
 
 def load_for_one(

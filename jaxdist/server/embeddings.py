@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.errors import APIError
 from jaxdist.server.prompts import encode, split
 from jaxdist.server.protocol import EmbeddingRequest

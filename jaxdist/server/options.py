@@ -6,10 +6,10 @@ from pathlib import Path
 
 from jaxdist.config import MeshShape, UsageError, limits
 from jaxdist.config.options import MODEL, REQUIRED, option
-from jaxdist.inference import default_mesh
+from jaxdist.inference.device import default_mesh
+from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.generation_config import CHOICES
-from jaxdist.inference.runner_options import RunnerOptions
+from jaxdist.inference.sampling.generation_config import CHOICES
 from jaxdist.server.limits import Limits
 from jaxdist.server.service import ServerOptions
 

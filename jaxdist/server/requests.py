@@ -12,7 +12,7 @@ from typing import Any
 from jaxdist.inference.engine import Prepared
 from jaxdist.inference.errors import EngineError, RequestError
 from jaxdist.inference.outputs import RequestOutput
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.errors import APIError, refused
 from jaxdist.server.metrics import Metrics
 from jaxdist.server.responses import PromptDetails, Usage

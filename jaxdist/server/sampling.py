@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxdist.config import UsageError
-from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
 from jaxdist.server.errors import APIError, refused
 from jaxdist.server.protocol import ChatRequest, CompletionRequest, Generation
 

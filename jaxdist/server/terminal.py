@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from jaxdist.inference.engine import Engine
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stream import stream
 from jaxdist.server.chat import Chat
 from jaxdist.server.protocol import Message

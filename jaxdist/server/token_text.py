@@ -2,7 +2,7 @@
 
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import Tokenizer
-from jaxdist.inference.token_bytes import token_bytes
+from jaxdist.inference.guidance.token_bytes import token_bytes
 
 
 class TokenText:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jaxdist.inference.sampling_params import StructuredOutput
+from jaxdist.inference.sampling.sampling_params import StructuredOutput
 from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxdist.inference.sampling_params import SamplingParams
-from jaxdist.inference.step import PENDING, NewSequence, Row, RowResult, TokenLogprobs
+from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.inference.scheduling.step import PENDING, NewSequence, Row, RowResult, TokenLogprobs
 
 _MODULUS = (1 << 61) - 1
 
@@ -75,7 +75,7 @@ class _Slot:
 
 
 class FakeRunner:
-    """As `jaxdist.inference.step.Runner`.
+    """As `jaxdist.inference.scheduling.step.Runner`.
 
     words: Tokens that it samples; by default all. delay: called in each `wait`, to take time or to
     fail. checked: assert all that the engine promises; off for timing.

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from jaxdist.config import MeshShape
-from jaxdist.inference.model_runner import ModelRunner
-from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampling_params import SamplingParams
-from jaxdist.inference.step import PENDING, NewSequence, Row, RowResult
+from jaxdist.inference.device.model_runner import ModelRunner
+from jaxdist.inference.device.runner_options import RunnerOptions
+from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.inference.scheduling.step import PENDING, NewSequence, Row, RowResult
 from jaxdist.models import Transformer
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)

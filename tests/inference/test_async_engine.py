@@ -12,7 +12,7 @@ from jaxdist.inference.async_engine import AsyncEngine
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.errors import EngineError, RequestError
 from jaxdist.inference.outputs import RequestOutput
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from tests.inference.fake_runner import FakeRunner, expected
 
 WORDS = [*b"abcdefgh "]

@@ -14,10 +14,10 @@ from jaxdist.data.tokenizer import BytesTokenizer
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
-from jaxdist.inference.guide import Guide, bad_word_ids
+from jaxdist.inference.guidance.guide import Guide, bad_word_ids
 from jaxdist.inference.preparation import child_seed
-from jaxdist.inference.request import Status
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.inference.scheduling.request import Status
 from tests.inference.fake_runner import FakeRunner, expected
 
 EOS = 256

@@ -5,12 +5,12 @@ import jax
 import pytest
 
 from jaxdist.config import MeshShape
+from jaxdist.inference.device.model_runner import ModelRunner
+from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.model_runner import ModelRunner
 from jaxdist.inference.naive import Sampling, generate
-from jaxdist.inference.runner_options import RunnerOptions
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.naive import Sampling, generate
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.models import default_context
 from tests.inference.small_host import Host, dense, runner_of
 

@@ -7,9 +7,9 @@ import pytest
 
 from jaxdist.config import MeshShape
 from jaxdist.inference.async_engine import AsyncEngine
+from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.load import load_engine
-from jaxdist.inference.runner_options import RunnerOptions
 from jaxdist.server.chat import Chat
 from jaxdist.server.service import Model, ServerOptions
 from jaxdist.server.token_text import TokenText

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdist.inference.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
 from jaxdist.server import sampling
 from jaxdist.server.errors import APIError
 from jaxdist.server.protocol import ChatRequest, CompletionRequest

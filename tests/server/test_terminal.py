@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxdist.inference.engine import Engine
-from jaxdist.inference.sampling_params import SamplingParams
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stream import stream
 from jaxdist.server.chat import Chat
 from jaxdist.server.protocol import Message

@@ -75,10 +75,10 @@ def jaxdist(spec: DecodeSpec) -> tuple[Decode, dict]:
 
     from jaxdist import SamplingParams
     from jaxdist.config import MeshShape, ModelConfig
+    from jaxdist.inference.device.model_runner import ModelRunner
+    from jaxdist.inference.device.runner_options import RunnerOptions
     from jaxdist.inference.engine import Engine
     from jaxdist.inference.engine_options import EngineOptions
-    from jaxdist.inference.model_runner import ModelRunner
-    from jaxdist.inference.runner_options import RunnerOptions
 
     weight_bytes = 0
 

@@ -1,0 +1,1 @@
+"""From logits to tokens: by which parameters, and the program that draws."""

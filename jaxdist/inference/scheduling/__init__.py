@@ -1,0 +1,1 @@
+"""Who computes what in the next step: requests, their blocks, and the line to the device."""
