@@ -33,7 +33,7 @@ def compare(folder: Path, tp: int, dtype: str, rounds: int) -> None:
     from safetensors.numpy import load_file
 
     from jaxdist.config import MeshShape, ParallelConfig
-    from jaxdist.interop.huggingface import open_huggingface
+    from jaxdist.interop.huggingface.folder import open_huggingface
     from jaxdist.interop.source import load_parameters
     from jaxdist.models import Transformer
     from jaxdist.parallel.mesh import make_mesh

@@ -24,8 +24,8 @@ import numpy as np
 
 from jaxdist.data.sources import EMBEDDED_FOLDER
 from jaxdist.data.tokenizer import load_tokenizer
-from jaxdist.interop.gguf import GGUFFile, open_gguf
-from jaxdist.interop.gguf_write import write_gguf
+from jaxdist.interop.gguf.file import GGUFFile, open_gguf
+from jaxdist.interop.gguf.write import write_gguf
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 

@@ -13,8 +13,8 @@ from jaxdist.data.gguf_vocabulary import tokenizer_entries
 from jaxdist.data.tokenizer import load_tokenizer
 from jaxdist.inference.naive import Sampling
 from jaxdist.inference.naive import generate as generate_ids
-from jaxdist.interop.gguf_write import write_gguf
-from jaxdist.interop.huggingface_write import write_huggingface
+from jaxdist.interop.gguf.write import write_gguf
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.models import Transformer
 from jaxdist.training.model_source import open_model
 from tests.small_run import small_model, write_run

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.data.tokenizer import ABSENT, JsonTokenizer, SentencePieceTokenizer, Tokenizer, require
-from jaxdist.interop.gguf_header import Strings, read_header
+from jaxdist.interop.gguf.header import Strings, read_header
 
 # Values of tokenizer.ggml.token_type; SentencePiece's ModelProto.SentencePiece.Type has the same
 # numbers.

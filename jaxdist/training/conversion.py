@@ -14,10 +14,10 @@ from jaxdist.config.errors import did_you_mean
 from jaxdist.data.gguf_vocabulary import tokenizer_entries
 from jaxdist.data.tokenizer import BYTES, load_tokenizer
 from jaxdist.data.tokenizer_files import chat_template
-from jaxdist.interop.gguf import GGUFFile
-from jaxdist.interop.gguf_write import TYPES, write_gguf
-from jaxdist.interop.huggingface import CONFIG
-from jaxdist.interop.huggingface_write import check_dtype, write_huggingface
+from jaxdist.interop.gguf.file import GGUFFile
+from jaxdist.interop.gguf.write import TYPES, write_gguf
+from jaxdist.interop.huggingface.folder import CONFIG
+from jaxdist.interop.huggingface.write import check_dtype, write_huggingface
 from jaxdist.interop.leaves import layers_of, leaf_shapes
 from jaxdist.training.model_source import ModelSource, open_model
 

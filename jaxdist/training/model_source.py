@@ -25,9 +25,9 @@ from jaxdist.data.tokenizer_files import (
     files_of_tokenizer,
 )
 from jaxdist.interop import hub
-from jaxdist.interop.gguf import GGUFFile, open_gguf
-from jaxdist.interop.gguf_packed import check_packed, load_packed_parameters
-from jaxdist.interop.huggingface import CONFIG, HuggingFaceFolder, open_huggingface
+from jaxdist.interop.gguf.file import GGUFFile, open_gguf
+from jaxdist.interop.gguf.packed import check_packed, load_packed_parameters
+from jaxdist.interop.huggingface.folder import CONFIG, HuggingFaceFolder, open_huggingface
 from jaxdist.interop.source import WeightSource, load_parameters
 from jaxdist.models.transformer import Transformer
 from jaxdist.training import run_folder

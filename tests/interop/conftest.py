@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxdist.config import ModelConfig
-from jaxdist.interop.gguf_write import Weight, write_gguf
+from jaxdist.interop.gguf.write import Weight, write_gguf
 from jaxdist.interop.leaves import layers_of, leaf_shapes
 from jaxdist.interop.source import WeightSource, load_parameters
 from jaxdist.models import Transformer

@@ -10,8 +10,8 @@ import pytest
 
 from jaxdist.config import ModelConfig
 from jaxdist.interop import source
-from jaxdist.interop.huggingface import open_huggingface
-from jaxdist.interop.huggingface_write import write_huggingface
+from jaxdist.interop.huggingface.folder import open_huggingface
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.leaves import STACK, leaf_shapes
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
@@ -70,7 +70,7 @@ MEASURED = """
 import sys, threading, time
 import jax, jax.numpy as jnp, numpy as np
 from jaxdist.config import ModelConfig
-from jaxdist.interop.huggingface import open_huggingface
+from jaxdist.interop.huggingface.folder import open_huggingface
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 

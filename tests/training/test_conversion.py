@@ -10,7 +10,7 @@ from rich.console import Console
 from jaxdist import convert as door
 from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, UsageError
 from jaxdist.config.layers import save_config
-from jaxdist.interop.huggingface_write import write_huggingface
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.leaves import STACK, leaf_shapes
 from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.conversion import convert

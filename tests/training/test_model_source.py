@@ -14,7 +14,7 @@ import pytest
 from jaxdist import convert, train
 from jaxdist.config import DataConfig, ModelConfig, ParallelConfig, RunConfig, UsageError
 from jaxdist.data.tokenizer import load_tokenizer
-from jaxdist.interop.huggingface_write import write_huggingface
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.leaves import STACK, leaf_shapes
 from jaxdist.training.model_source import keep_origin, open_model
 from jaxdist.training.setup import Setup

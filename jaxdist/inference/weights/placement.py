@@ -174,7 +174,7 @@ def _kept(weight: PackedWeight | PerLayer, is_linear: bool, mesh: Mesh) -> list[
     """A weight in blocks [S * L, ...] as the stacks that the backend wants."""
     by_layer = platform_of(mesh) == "gpu"
     lanes = platform_of(mesh) == "cpu" and is_linear and mesh.shape["tp"] == 1
-    if isinstance(weight, PerLayer):  # of one stage, see `gguf_packed.check_packed`
+    if isinstance(weight, PerLayer):  # of one stage, see `gguf.packed.check_packed`
         stacks = weight.layers if by_layer else (packed_layers.mixed(weight.layers, lanes),)
         lead = range(2 if by_layer else 1)
         return [_placed(jax.tree.map(lambda a: jnp.expand_dims(a, lead), s), mesh) for s in stacks]

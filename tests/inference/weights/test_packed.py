@@ -12,8 +12,8 @@ from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.naive import Sampling, generate
 from jaxdist.inference.weights import placement
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_packed import check_packed, load_packed_parameters
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.packed import check_packed, load_packed_parameters
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.quantization.gguf_blocks import PackedWeight
@@ -22,7 +22,7 @@ from jaxdist.training.model_source import open_model
 from tests.inference.small_host import dense
 from tests.inference.test_families import COUNT, PROMPTS, texts
 from tests.interop.conftest import SmallModels
-from tests.interop.test_gguf_packed import Mixed
+from tests.interop.gguf.test_packed import Mixed
 
 slow = pytest.mark.slow
 SMALL = SmallModels()

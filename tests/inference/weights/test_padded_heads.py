@@ -9,8 +9,8 @@ from jaxdist.config import MeshShape, ModelConfig, UsageError
 from jaxdist.inference.device import default_mesh
 from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.weights.padded_heads import with_padded_heads
-from jaxdist.interop.huggingface import open_huggingface
-from jaxdist.interop.huggingface_write import write_huggingface
+from jaxdist.interop.huggingface.folder import open_huggingface
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from tests.interop.test_source import random_weights

@@ -14,12 +14,12 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
-from jaxdist.interop import gguf_rope
-from jaxdist.interop.gguf_architectures import Architecture
-from jaxdist.interop.gguf_config import architecture_of, read_config
-from jaxdist.interop.gguf_fields import Fields
-from jaxdist.interop.gguf_header import GGUFHeader, read_header
-from jaxdist.interop.gguf_places import HeadsApart, Place, places, tensor_shapes
+from jaxdist.interop.gguf import rope
+from jaxdist.interop.gguf.architectures import Architecture
+from jaxdist.interop.gguf.config import architecture_of, read_config
+from jaxdist.interop.gguf.fields import Fields
+from jaxdist.interop.gguf.header import GGUFHeader, read_header
+from jaxdist.interop.gguf.places import HeadsApart, Place, places, tensor_shapes
 from jaxdist.interop.leaves import layers_of
 from jaxdist.quantization.gguf_blocks import LAYOUTS, PackedWeight, pack
 from jaxdist.quantization.gguf_dequantize import dequantize
@@ -114,7 +114,7 @@ class GGUFFile:
         extra = [
             name
             for name in present
-            if name not in expected and name not in gguf_rope.TENSORS and IGNORED not in name
+            if name not in expected and name not in rope.TENSORS and IGNORED not in name
         ]
         for kind, names in (("missing", missing), ("not part of the model", extra)):
             if names:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf_header import GGUFHeader
+from jaxdist.interop.gguf.header import GGUFHeader
 
 REQUIRED: Any = object()
 

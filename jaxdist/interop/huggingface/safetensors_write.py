@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdist.interop.safetensors_file import INDEX, NAMES, SINGLE
+from jaxdist.interop.huggingface.safetensors_file import INDEX, NAMES, SINGLE
 
 
 def make_safetensors(

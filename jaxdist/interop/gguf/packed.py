@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, UsageError
-from jaxdist.interop.gguf import GGUFFile
+from jaxdist.interop.gguf.file import GGUFFile
 from jaxdist.interop.leaves import layers_of, leaf_shapes, stack_of
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxdist.config import UsageError
-from jaxdist.interop.huggingface import open_huggingface
-from jaxdist.interop.huggingface_write import write_huggingface
-from jaxdist.interop.safetensors_file import open_safetensors
+from jaxdist.interop.huggingface.folder import open_huggingface
+from jaxdist.interop.huggingface.safetensors_file import open_safetensors
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.models.moe import load_balancing_loss

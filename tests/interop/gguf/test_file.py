@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_write import TYPES, write_gguf
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.write import TYPES, write_gguf
 from jaxdist.quantization.gguf_blocks import unpack
 from tests.interop.conftest import GGUF_MODELS
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf_header import read_header
+from jaxdist.interop.gguf.header import read_header
 
 
 def string(text: str | bytes) -> bytes:

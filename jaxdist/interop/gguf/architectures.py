@@ -94,7 +94,7 @@ DEFAULTS = {
 class Architecture:
     """One value of `general.architecture`.
 
-    A field of ModelConfig that is neither free (`gguf_fit.FREE`) nor named here has its default.
+    A field of ModelConfig that is neither free (`fit.FREE`) nor named here has its default.
 
     Attributes:
         name: The value.

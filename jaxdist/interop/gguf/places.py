@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxdist.config import ModelConfig
-from jaxdist.interop.gguf_architectures import OUTSIDE, Architecture
+from jaxdist.interop.gguf.architectures import OUTSIDE, Architecture
 from jaxdist.interop.leaves import DENSE, leaf_shapes, stack_of
 
 KEYS_AND_VALUES = "self_attn/kv_b_proj/weight"

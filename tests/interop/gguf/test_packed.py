@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdist.interop.gguf import GGUFFile, open_gguf
-from jaxdist.interop.gguf_packed import load_packed_parameters
+from jaxdist.interop.gguf.file import GGUFFile, open_gguf
+from jaxdist.interop.gguf.packed import load_packed_parameters
 from jaxdist.models import Transformer, default_context
 from jaxdist.quantization.gguf_blocks import PackedWeight, dot_of_either
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_rope import LLAMA3, llama3_factors, rope_scaling_entries
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.rope import LLAMA3, llama3_factors, rope_scaling_entries
 from jaxdist.ops.rope import rope_table
 
 LLAMA3_SCALING = {
@@ -102,9 +102,9 @@ def test_other_factors_are_refused(
 ):
     entries = ({}, {LLAMA3: factors.astype(np.float32)})
     monkeypatch.setattr(
-        "jaxdist.interop.gguf_rope.rope_scaling_entries", lambda config: entries, raising=True
+        "jaxdist.interop.gguf.rope.rope_scaling_entries", lambda config: entries, raising=True
     )
-    monkeypatch.setattr("jaxdist.interop.gguf_write.quantize", _stored)
+    monkeypatch.setattr("jaxdist.interop.gguf.write.quantize", _stored)
     with pytest.raises(UsageError, match=f"m.gguf: tensor '{LLAMA3}' .*{message}"):
         through_a_file(small, tmp_path / "m.gguf", {"rope_type": "linear", "factor": 1.0})
 
@@ -116,7 +116,7 @@ def _stored(rows: np.ndarray, block_type: Any, name: str) -> np.ndarray:
 
 def test_factors_of_one_are_no_scaling(small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     entries = ({}, {LLAMA3: np.ones(16, np.float32)})
-    monkeypatch.setattr("jaxdist.interop.gguf_rope.rope_scaling_entries", lambda config: entries)
+    monkeypatch.setattr("jaxdist.interop.gguf.rope.rope_scaling_entries", lambda config: entries)
     config = through_a_file(small, tmp_path / "m.gguf", {"rope_type": "linear", "factor": 1.0})
     assert config.rope_scaling is None
 

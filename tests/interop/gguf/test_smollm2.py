@@ -12,8 +12,8 @@ import gguf
 import numpy as np
 import pytest
 
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_write import write_gguf
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.write import write_gguf
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

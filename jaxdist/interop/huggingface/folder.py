@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.huggingface_config import architecture_of, read_config
-from jaxdist.interop.huggingface_families import FAMILIES
-from jaxdist.interop.huggingface_places import Place, places, tensor_shapes
-from jaxdist.interop.safetensors_file import open_safetensors, read_json
+from jaxdist.interop.huggingface.config import architecture_of, read_config
+from jaxdist.interop.huggingface.families import FAMILIES
+from jaxdist.interop.huggingface.places import Place, places, tensor_shapes
+from jaxdist.interop.huggingface.safetensors_file import open_safetensors, read_json
 
 CONFIG = "config.json"
 LARGEST_CONFIG = 10_000_000  # bytes

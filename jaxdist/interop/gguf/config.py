@@ -8,17 +8,17 @@ from typing import Any, get_args
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
-from jaxdist.interop import gguf_rope
-from jaxdist.interop.gguf_architectures import (
+from jaxdist.interop.gguf import rope
+from jaxdist.interop.gguf.architectures import (
     ARCHITECTURES,
     DEFAULTS,
     KEYS,
     ROUTING,
     Architecture,
 )
-from jaxdist.interop.gguf_fields import REQUIRED, Fields
-from jaxdist.interop.gguf_fit import implied_scalar
-from jaxdist.interop.gguf_header import GGUFHeader
+from jaxdist.interop.gguf.fields import REQUIRED, Fields
+from jaxdist.interop.gguf.fit import implied_scalar
+from jaxdist.interop.gguf.header import GGUFHeader
 
 # Keys that change the arithmetic in ways their architecture's models do not have here, and what
 # they may say; those that an architecture has are not looked up.
@@ -115,7 +115,7 @@ def read_config(header: GGUFHeader) -> ModelConfig:
         if architecture.wide_layers:
             scalar = implied_scalar(architecture, config)
             config = replace(config, query_pre_attn_scalar=scalar)
-        scaling = gguf_rope.read_rope_scaling(fields, config)
+        scaling = rope.read_rope_scaling(fields, config)
         if scaling is not None and scaling["rope_type"] not in architecture.scalings:
             fields.fail("rope.scaling.type", f"{scaling['rope_type']!r} is not known with it")
         config = replace(config, rope_scaling=scaling)
@@ -151,7 +151,7 @@ def config_entries(architecture: Architecture, config: ModelConfig) -> dict[str,
         found["attention.value_length"] = config.head_dim
     if config.position_embedding == "rope":
         found["rope.dimension_count"] = config.rotary_dim
-        found |= gguf_rope.rope_scaling_entries(config)[0]
+        found |= rope.rope_scaling_entries(config)[0]
     found |= architecture.constants
     return {f"{architecture.name}.{k}": value for k, value in found.items() if value is not None}
 

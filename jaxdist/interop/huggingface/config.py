@@ -6,7 +6,7 @@ from typing import Any
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.config.frozen import thawed
-from jaxdist.interop.huggingface_families import (
+from jaxdist.interop.huggingface.families import (
     BASE_DEFAULTS,
     FAMILIES,
     Family,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from jaxdist.data.gguf_vocabulary import tokenizer_entries
 from jaxdist.data.tokenizer import JsonTokenizer
-from jaxdist.interop.gguf_write import write_gguf
+from jaxdist.interop.gguf.write import write_gguf
 
 # Reads each damaged file as a door would: the config, the tokenizer, every weight.
 READER = """
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxdist.config.errors import UsageError
 from jaxdist.data.tokenizer import load_tokenizer
-from jaxdist.interop.gguf import open_gguf
+from jaxdist.interop.gguf.file import open_gguf
 
 warnings.simplefilter("ignore")  # damaged weights overflow
 source, count, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

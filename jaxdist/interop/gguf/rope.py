@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf_fields import Fields, shortest
+from jaxdist.interop.gguf.fields import Fields, shortest
 from jaxdist.ops.rope import rope_table
 from jaxdist.quantization.gguf_dequantize import dequantize
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jaxdist.config import UsageError
-from jaxdist.interop.safetensors_file import INDEX, open_safetensors
-from jaxdist.interop.safetensors_write import make_safetensors
+from jaxdist.interop.huggingface.safetensors_file import INDEX, open_safetensors
+from jaxdist.interop.huggingface.safetensors_write import make_safetensors
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdist.interop.gguf import open_gguf
+from jaxdist.interop.gguf.file import open_gguf
 from tests.interop.conftest import GGUF_MODELS
 
 pytestmark = pytest.mark.slow

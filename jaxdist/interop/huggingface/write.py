@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
-from jaxdist.interop.huggingface import CONFIG
-from jaxdist.interop.huggingface_config import write_config
-from jaxdist.interop.huggingface_families import FAMILIES
-from jaxdist.interop.huggingface_places import Place, places, tensor_shapes
+from jaxdist.interop.huggingface.config import write_config
+from jaxdist.interop.huggingface.families import FAMILIES
+from jaxdist.interop.huggingface.folder import CONFIG
+from jaxdist.interop.huggingface.places import Place, places, tensor_shapes
+from jaxdist.interop.huggingface.safetensors_write import make_safetensors
 from jaxdist.interop.leaves import TABLES
-from jaxdist.interop.safetensors_write import make_safetensors
 
 DTYPES = {
     "float32": np.dtype(np.float32),

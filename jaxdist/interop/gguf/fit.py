@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf_architectures import ARCHITECTURES, KEYS, Architecture
+from jaxdist.interop.gguf.architectures import ARCHITECTURES, KEYS, Architecture
 
 # What any model may have its own value of, or what only training knows; every other field is its
 # architecture's matter.

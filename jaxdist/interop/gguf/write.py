@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
-from jaxdist.interop import gguf_rope
-from jaxdist.interop.gguf_architectures import ARCHITECTURES, Architecture
-from jaxdist.interop.gguf_config import config_entries
-from jaxdist.interop.gguf_fit import architecture_for, differing
-from jaxdist.interop.gguf_header import DEFAULT_ALIGNMENT
-from jaxdist.interop.gguf_places import HeadsApart, places, tensor_shapes
+from jaxdist.interop.gguf import rope
+from jaxdist.interop.gguf.architectures import ARCHITECTURES, Architecture
+from jaxdist.interop.gguf.config import config_entries
+from jaxdist.interop.gguf.fit import architecture_for, differing
+from jaxdist.interop.gguf.header import DEFAULT_ALIGNMENT
+from jaxdist.interop.gguf.places import HeadsApart, places, tensor_shapes
 from jaxdist.interop.leaves import TABLES, leaf_shapes
 from jaxdist.quantization.gguf_quantize import quantize
 from jaxdist.quantization.gguf_types import BY_NAME, BlockType
@@ -63,7 +63,7 @@ def write_gguf(
         hint = did_you_mean(gguf_type, TYPES)
         raise UsageError(f"GGUF type {gguf_type!r} is not one of {', '.join(TYPES)}{hint}")
     kind = _named(architecture, config) if architecture else architecture_for(config, preferred)
-    factors = gguf_rope.rope_scaling_entries(config)[1]
+    factors = rope.rope_scaling_entries(config)[1]
     shapes = tensor_shapes(kind, config) | {k: v.shape for k, v in factors.items()}
     slots = _slots(shapes, BY_NAME[TYPES[gguf_type][0]])
     entries = {

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxdist.config import MeshShape, ParallelConfig, UsageError
-from jaxdist.interop.huggingface import open_huggingface
-from jaxdist.interop.huggingface_write import write_huggingface
-from jaxdist.interop.safetensors_file import INDEX, open_safetensors
+from jaxdist.interop.huggingface.folder import open_huggingface
+from jaxdist.interop.huggingface.safetensors_file import INDEX, open_safetensors
+from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.source import load_parameters
 from jaxdist.models import Transformer
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings

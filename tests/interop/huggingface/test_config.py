@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jaxdist.config import ModelConfig, UsageError
-from jaxdist.interop.huggingface_config import read_config, stored_dtype, write_config
+from jaxdist.interop.huggingface.config import read_config, stored_dtype, write_config
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],

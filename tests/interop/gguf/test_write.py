@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_write import TYPES, write_gguf
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.write import TYPES, write_gguf
 
 NO_LOCAL = {"rope_local_base_freq": None}
 YARN = {"rope_type": "yarn", "factor": 2.0}

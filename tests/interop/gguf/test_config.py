@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxdist.config.errors import UsageError
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_architectures import ARCHITECTURES
-from jaxdist.interop.gguf_config import config_entries, read_config
-from jaxdist.interop.gguf_header import read_header
+from jaxdist.interop.gguf.architectures import ARCHITECTURES
+from jaxdist.interop.gguf.config import config_entries, read_config
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.header import read_header
 
 
 def with_keys(path: Path, keys: dict[str, Any], leave_out: tuple[str, ...] = ()) -> Path:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdist.interop.gguf import open_gguf
-from jaxdist.interop.gguf_write import write_gguf
-from jaxdist.interop.huggingface import CONFIG, open_huggingface
-from jaxdist.interop.huggingface_write import write_huggingface
-from jaxdist.interop.safetensors_file import open_safetensors
-from tests.interop.test_huggingface_families import DEEPSEEK, EXPERTS, GEMMA, LONGROPE, YARN
+from jaxdist.interop.gguf.file import open_gguf
+from jaxdist.interop.gguf.write import write_gguf
+from jaxdist.interop.huggingface.folder import CONFIG, open_huggingface
+from jaxdist.interop.huggingface.safetensors_file import open_safetensors
+from jaxdist.interop.huggingface.write import write_huggingface
+from tests.interop.huggingface.test_families import DEEPSEEK, EXPERTS, GEMMA, LONGROPE, YARN
 
 LONG = LONGROPE | {"attention_factor": 1.25}
 HEADS = GEMMA | {"query_pre_attn_scalar": 16}

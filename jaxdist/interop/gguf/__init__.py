@@ -1,0 +1,1 @@
+"""GGUF files: read, checked, written, and the tables of their architectures."""
