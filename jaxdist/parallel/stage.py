@@ -10,7 +10,7 @@ Shapes: L rows of this stage's stack, K rows of a stretch, R ring slots.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,12 +46,12 @@ class Work:
 class _Closure:
     """Static half of a layer's vjp closure.
 
-    Its tree, which leaves are inputs (by position), and the dtypes of the others.
+    Its tree, which leaves are inputs (by position), and the shapes of the others.
     """
 
     tree: Any
     known: list[int | None]
-    dtypes: list[Any]
+    saved: list[jax.ShapeDtypeStruct]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,8 @@ class Stage:
     offload: bool  # whether residuals lie in the host's memory
     gather: Callable[[Tree], Tree]
     scatter: Callable[[dict[int, Array]], dict[int, Array]]
+    # Layers differ in numbers only: one trace, by the types of its arguments, serves every tick.
+    _closures: dict[Any, _Closure] = field(default_factory=dict, init=False, repr=False)
 
     def forward(
         self, x: Array, inputs: Tree, residuals: Rings, work: Work, ready: Tree = None
@@ -217,8 +219,7 @@ class Stage:
 
     def empty_residuals(self, x: Array, inputs: Tree, num_slots: int) -> Rings:
         """Rings for the activations of `num_slots` microbatches shaped like `x`."""
-        leaves = jax.eval_shape(lambda: self._linearize_first(x, inputs)[1])
-        return self._sent(self._empty(leaves, num_slots))
+        return self._sent(self._empty(self._closure(x, inputs).saved, num_slots))
 
     def empty_taps(self, x: Array, inputs: Tree, num_slots: int) -> Rings:
         """Rings for what weight gradients wait for."""
@@ -301,8 +302,8 @@ class Stage:
         row = work.first + index
         known = jax.tree.leaves((parameters, self._inputs(inputs, row)))
         saved = (
-            from_bits(self._fetched(read(ring, work.slot, index)), dtype)
-            for ring, dtype in zip(residuals, closure.dtypes, strict=True)
+            from_bits(self._fetched(read(ring, work.slot, index)), leaf.dtype)
+            for ring, leaf in zip(residuals, closure.saved, strict=True)
         )
         return [next(saved) if k is None else known[k] for k in closure.known]
 
@@ -341,12 +342,17 @@ class Stage:
         inputs_by_id = {id(a): i for i, a in enumerate(jax.tree.leaves((parameters, inputs)))}
         known = [inputs_by_id.get(id(leaf)) for leaf in leaves]
         saved = [leaf for leaf, k in zip(leaves, known, strict=True) if k is None]
-        return y, saved, _Closure(tree, known, [leaf.dtype for leaf in saved])
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in saved]
+        return y, saved, _Closure(tree, known, shapes)
 
     def _closure(self, x: Array, inputs: Tree) -> _Closure:
-        found: list[_Closure] = []
-        jax.eval_shape(lambda: found.append(self._linearize_first(x, inputs)[2]))
-        return found[0]
+        leaves, tree = jax.tree.flatten((x, inputs))
+        kind = tree, *map(jax.typeof, leaves)
+        if kind not in self._closures:
+            jax.eval_shape(
+                lambda: self._closures.update({kind: self._linearize_first(x, inputs)[2]})
+            )
+        return self._closures[kind]
 
 
 def _put(rings: Rings, leaves: Sequence[Array], slot: Array | int, index: Array) -> Rings:
