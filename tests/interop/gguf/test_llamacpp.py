@@ -14,7 +14,7 @@ from jaxdist.interop.gguf.file import open_gguf
 from tests.interop.conftest import GGUF_MODELS
 
 pytestmark = pytest.mark.slow
-WORKER = Path(__file__).parents[2] / "scripts/llamacpp_worker.py"
+WORKER = Path(__file__).parents[3] / "scripts/llamacpp_worker.py"
 LONGROPE = {
     "max_position_embeddings": 1024,
     "rope_scaling": {

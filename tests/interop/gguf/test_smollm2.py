@@ -16,7 +16,7 @@ from jaxdist.interop.gguf.file import open_gguf
 from jaxdist.interop.gguf.write import write_gguf
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FETCHED = ROOT / "models/smollm2-135m-instruct.gguf"  # by scripts/fetch_model.sh
 
 
