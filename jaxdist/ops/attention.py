@@ -44,6 +44,13 @@ def causal_attention(
         sliding_window = None
     if sliding_window is None or not isinstance(is_local, jax.Array):
         is_local = None
+    if platform() == "tpu" and _is_whole():
+        from jaxdist.ops import attention_tpu
+
+        if attention_tpu.takes(q_BTNH, v_BTKH):
+            return attention_tpu.kernel_attention(
+                q_BTNH, k_BTKH, v_BTKH, segment_ids, is_local, sliding_window, scale, softcap
+            )
     if softcap is not None or not cudnn_takes(q_BTNH, v_BTKH):
         return blocked_attention(
             q_BTNH, k_BTKH, v_BTKH, segment_ids, is_local, sliding_window, scale, softcap
@@ -154,3 +161,9 @@ def cudnn_takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
     fits = head_dim % 8 == 0 and head_dim <= 128 and length % 2 == 0
     fits = fits and v_BTKH.shape[-1] == head_dim
     return here and fits and q_BTNH.dtype in (jnp.bfloat16, jnp.float16)
+
+
+def _is_whole() -> bool:
+    """Whether arrays are all here: the partitioner cannot cut Pallas' kernels."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual

@@ -55,7 +55,7 @@ def _forward(
     softcap: float | None,
 ) -> tuple[jax.Array, Kept]:
     arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
-    out_BTNH, lse_BKGT = _by_window(
+    out_BTNH, lse_BKGT = by_window(
         partial(_attend, scale=scale, softcap=softcap), is_local, sliding_window, arrays
     )
     # Named here, since a remat policy sees only names given to the very arrays that are kept.
@@ -74,13 +74,13 @@ def _backward(
     *arrays, is_local, out_BTNH, lse_BKGT = kept
     pull = partial(_pull, scale=scale, softcap=softcap)
     arguments = (*arrays, out_BTNH, lse_BKGT, dout_BTNH)
-    return (*_by_window(pull, is_local, sliding_window, arguments), None, None)
+    return (*by_window(pull, is_local, sliding_window, arguments), None, None)
 
 
 blocked_attention.defvjp(_forward, _backward)
 
 
-def _by_window(
+def by_window(
     function: Callable[..., Any],
     is_local: jax.Array | None,
     sliding_window: int | None,

@@ -1,9 +1,9 @@
 """Attention by heads: each member of tp attends with its own, nothing is left to the partitioner.
 
 cuDNN's attention brings a partitioner of its own, which knows nothing of manual axes; where all
-axes are manual, it is not asked. Differentiated as one op, so that autodiff sees no `shard_map`.
-Kept for the backward pass, under the name attn_out, are the result and the softmax's statistics;
-masks are made again.
+axes are manual, it is not asked. Pallas' kernels for TPUs have none. Differentiated as one op, so
+that autodiff sees no `shard_map`. Kept for the backward pass, under the name attn_out, are the
+result and the softmax's statistics; masks are made again.
 
 Shapes: B batch rows, T tokens, N query heads, K key/value heads, H head dim.
 """

@@ -62,7 +62,7 @@ def training_context(
             )
 
         extra = segment_ids_BT, traced
-        if platform() == "gpu":
+        if platform() in ("gpu", "tpu"):
             return by_heads(attention, q_BTNH, k_BTKH, v_BTKH, extra), cache
         return attention(q_BTNH, k_BTKH, v_BTKH, *extra), cache
 
