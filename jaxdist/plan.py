@@ -58,7 +58,7 @@ def plan_step(argv: Sequence[str]) -> None:
 
 def plan_schedule(options: argparse.Namespace) -> None:
     """Report a schedule; loads no JAX."""
-    from jaxdist.parallel.schedules import open_schedule
+    from jaxdist.parallel.schedules.named import open_schedule
     from jaxdist.planner.schedule_report import parse_costs, report
 
     for option in ("pp", "microbatches", "chunks"):

@@ -16,7 +16,7 @@ from jaxdist.config import ModelConfig
 from jaxdist.models.transformer import Transformer, scaled_embedding
 from jaxdist.parallel.collectives import vary
 from jaxdist.parallel.microbatches import Microbatches
-from jaxdist.parallel.schedule import IDLE
+from jaxdist.parallel.schedules.schedule import IDLE
 from jaxdist.parallel.vocabulary import (
     Scored,
     Vocabulary,

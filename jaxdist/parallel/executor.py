@@ -25,10 +25,10 @@ from jaxdist.parallel.collectives import vary
 from jaxdist.parallel.context import training_context
 from jaxdist.parallel.ends import Ends, with_fields
 from jaxdist.parallel.microbatches import Microbatches
-from jaxdist.parallel.phases import Loop
-from jaxdist.parallel.rings import Ring
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedules import forward_only
+from jaxdist.parallel.schedules.named import forward_only
+from jaxdist.parallel.schedules.phases import Loop
+from jaxdist.parallel.schedules.rings import Ring
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.parallel.sharding import only
 from jaxdist.parallel.stage import Rings, Stage
 from jaxdist.parallel.tick import Carry, Tick, present

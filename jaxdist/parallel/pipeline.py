@@ -19,7 +19,7 @@ from jaxdist.models.transformer import Transformer
 from jaxdist.parallel.executor import Executor
 from jaxdist.parallel.layer_order import LayerOrder
 from jaxdist.parallel.microbatches import Microbatches
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.parallel.sharding import Rules, gradient_specs, layouts, only, parameter_specs
 
 Tree = Any

@@ -20,9 +20,9 @@ from jax import Array
 from jaxdist.ops.stacks import read, write
 from jaxdist.parallel.collectives import ring_shift, vary
 from jaxdist.parallel.ends import with_fields
-from jaxdist.parallel.phases import Phase
-from jaxdist.parallel.rings import IDLE, Ring
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules.phases import Phase
+from jaxdist.parallel.schedules.rings import IDLE, Ring
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.parallel.stage import Rings, Work
 from jaxdist.parallel.vocabulary import Scored
 

@@ -9,8 +9,8 @@ from html import escape
 
 import numpy as np
 
-from jaxdist.parallel.rings import IDLE
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules.rings import IDLE
+from jaxdist.parallel.schedules.schedule import Schedule
 
 # Light to dark over the chunks; the hues differ in lightness too, for eyes that see few colours.
 FORWARD = ("#bcd7f5", "#2c6db5")

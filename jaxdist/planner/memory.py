@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig, RunConfig
 from jaxdist.config.compute import POLICIES
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.planner.activations import Layer
 from jaxdist.planner.parameters import Counts
 

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from jaxdist.config import UsageError
 from jaxdist.config.compute import parse_layout
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedule_table import write_table
+from jaxdist.parallel.schedules.csv_file import write_table
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.planner.gantt import Costs, gantt
 
 

@@ -17,8 +17,8 @@ from jaxdist.config.init_from import check_same_weights
 from jaxdist.models.transformer import Transformer
 from jaxdist.parallel.mesh import make_mesh, shape_of
 from jaxdist.parallel.pipeline import Pipeline
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedules import open_schedule
+from jaxdist.parallel.schedules.named import open_schedule
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.precision import Policy
 from jaxdist.training import layer_order
 from jaxdist.training.batches import abstract_batch

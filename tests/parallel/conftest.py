@@ -19,8 +19,8 @@ from jaxdist.parallel.layer_order import at_rest, in_models_order
 from jaxdist.parallel.mesh import make_mesh
 from jaxdist.parallel.microbatches import Microbatches
 from jaxdist.parallel.pipeline import Pipeline
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedules import open_schedule
+from jaxdist.parallel.schedules.named import open_schedule
+from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.parallel.sharding import gradient_specs, layouts, parameter_specs, shardings
 
 ROWS, LENGTH = 8, 12  # of a microbatch

@@ -11,7 +11,7 @@ import pytest
 
 from jaxdist.config import ModelConfig, ParallelConfig, PrecisionConfig, RunConfig, TrainConfig
 from jaxdist.parallel.audit import collectives
-from jaxdist.parallel.schedule import IDLE
+from jaxdist.parallel.schedules.schedule import IDLE
 from jaxdist.parallel.sharding import layouts
 from jaxdist.training.setup import Setup
 

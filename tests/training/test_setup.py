@@ -6,8 +6,8 @@ import pytest
 
 from jaxdist.config import UsageError
 from jaxdist.config.command_line import parse
-from jaxdist.parallel.schedule_table import write_table
-from jaxdist.parallel.schedules import open_schedule
+from jaxdist.parallel.schedules.csv_file import write_table
+from jaxdist.parallel.schedules.named import open_schedule
 from jaxdist.training import setup
 from jaxdist.training.setup import Setup
 

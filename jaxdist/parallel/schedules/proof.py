@@ -5,7 +5,7 @@ An entry is microbatch * num_chunks + chunk; chunk v of stage s is the v*S+s-th 
 
 import numpy as np
 
-from jaxdist.parallel.rings import IDLE, tick_of
+from jaxdist.parallel.schedules.rings import IDLE, tick_of
 
 
 def prove(

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist.parallel import schedules
-from jaxdist.parallel.phases import MOST_BODIES
-from jaxdist.parallel.rings import IDLE
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules import named
+from jaxdist.parallel.schedules.phases import MOST_BODIES
+from jaxdist.parallel.schedules.rings import IDLE
+from jaxdist.parallel.schedules.schedule import Schedule
 
 # Made once for all tests, none of which changes one.
 forward_only, gpipe, interleaved, one_f_one_b, zero_bubble = (
-    cache(getattr(schedules, name))
+    cache(getattr(named, name))
     for name in ("forward_only", "gpipe", "interleaved", "one_f_one_b", "zero_bubble")
 )
 stages, microbatches, chunks = st.integers(1, 8), st.integers(1, 32), st.integers(1, 4)

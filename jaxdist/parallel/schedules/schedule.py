@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxdist.parallel.phases import Loop, loops
-from jaxdist.parallel.rings import IDLE, Ring, tick_of
-from jaxdist.parallel.schedule_proof import prove
+from jaxdist.parallel.schedules.phases import Loop, loops
+from jaxdist.parallel.schedules.proof import prove
+from jaxdist.parallel.schedules.rings import IDLE, Ring, tick_of
 
 __all__ = ["IDLE", "Schedule"]
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxdist.config import UsageError
 from jaxdist.config.errors import did_you_mean
-from jaxdist.parallel.rings import IDLE
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedule_table import read_table
+from jaxdist.parallel.schedules.csv_file import read_table
+from jaxdist.parallel.schedules.rings import IDLE
+from jaxdist.parallel.schedules.schedule import Schedule
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxdist.config import UsageError
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedule_table import read_table, write_table
-from jaxdist.parallel.schedules import SCHEDULES, open_schedule
+from jaxdist.parallel.schedules.csv_file import read_table, write_table
+from jaxdist.parallel.schedules.named import SCHEDULES, open_schedule
+from jaxdist.parallel.schedules.schedule import Schedule
 
 
 def same(a: Schedule, b: Schedule) -> bool:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxdist.parallel.rings import IDLE
-from jaxdist.parallel.schedule import Schedule
-from jaxdist.parallel.schedules import interleaved, one_f_one_b
+from jaxdist.parallel.schedules.named import interleaved, one_f_one_b
+from jaxdist.parallel.schedules.rings import IDLE
+from jaxdist.parallel.schedules.schedule import Schedule
 
 FIVE: dict[str, Any] = dict(model=dict(num_hidden_layers=5, vocab_multiple=24))
 

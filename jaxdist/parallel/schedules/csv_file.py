@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxdist.config import UsageError
-from jaxdist.parallel.rings import IDLE
-from jaxdist.parallel.schedule import Schedule
+from jaxdist.parallel.schedules.rings import IDLE
+from jaxdist.parallel.schedules.schedule import Schedule
 
 _WORD = re.compile(r"([FBW])(\d{1,5})(?:\.(\d{1,3}))?")
 _HOW = "a cell holds words such as F3, B1 or W0.1 (microbatch 0, chunk 1), or nothing"

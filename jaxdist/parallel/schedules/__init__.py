@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: tables, those that have a name, the proof that they can run."""
