@@ -4,6 +4,7 @@ Indices are ours and never negative, so none of the wrapping that `x[i]` compile
 """
 
 import jax
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -44,6 +45,11 @@ def from_bits(bits: Array, dtype: DTypeLike) -> Array:
     return bits if bits.dtype == dtype else lax.bitcast_convert_type(bits, dtype)
 
 
-def _starts(stack: Array, indices: tuple[ArrayLike, ...]) -> tuple[Array, ...]:
+def _starts(stack: Array, indices: tuple[ArrayLike, ...]) -> tuple[ArrayLike, ...]:
     zeros = (0,) * (stack.ndim - len(indices))
-    return tuple(jax.numpy.asarray(index, "int32") for index in (*indices, *zeros))
+    return tuple(map(_int32, (*indices, *zeros)))
+
+
+def _int32(index: ArrayLike) -> ArrayLike:
+    """Numbers stay numbers, which are traced sooner than arrays."""
+    return index.astype("int32") if isinstance(index, Array) else np.int32(index)

@@ -6,7 +6,9 @@ layer's backward and one scored microbatch need while they run.
 
 XLA:CPU works on 16-bit numbers as fp32: what is kept has its 16 bits there too, but the layer and
 the microbatch at work take as much as with fp32, but for what a layer makes again to keep it for
-its weight gradients. `widened` says so.
+its weight gradients. XLA:TPU (libtpu 0.0.42) makes weights of 16 bits of all layers before the
+loops over them, where the others make those of the layer at work, and copies parameters that a
+gather is to replace before it runs anything.
 
 Shapes: B rows of a microbatch on this dp member, T tokens, D hidden size, K rows of a stretch.
 """
@@ -35,6 +37,8 @@ class Memory:
     host: int  # the same, where they wait in the host's memory
     handed_on: int  # activations and cotangents between ticks and between stages
     working: int  # what one layer and one scored microbatch need while they run
+    converted: int  # on TPUs the weights in the compute dtype, where it is another
+    copied: int  # on TPUs the parameters that are gathered anew (ZeRO-1 and 2)
     starting: int  # before them: rings of zeros on their way to the host
     updating: int  # after them: new parameters, gathered beside the old ones (ZeRO-1 and 2)
 
@@ -43,13 +47,14 @@ class Memory:
         """The most that the device holds at once."""
         kept = self.parameters + self.gradients + self.optimizer
         running = self.activations + self.handed_on + self.working
+        running += self.converted + self.copied
         return kept + max(self.starting, running, self.updating)
 
 
 def estimate(
-    config: RunConfig, mesh: MeshShape, schedule: Schedule, *, widened: bool = False
+    config: RunConfig, mesh: MeshShape, schedule: Schedule, *, platform: str = "gpu"
 ) -> Memory:
-    """The memory of a step of `config` on `mesh` (without -1) by `schedule`."""
+    """The memory of a step of `config` on `mesh` (without -1) by `schedule`; platform is JAX's."""
     parallel, train = config.parallel, config.train
     dtypes = _dtypes(config)
     rows = train.global_batch_size // (mesh.dp * parallel.num_microbatches)
@@ -61,7 +66,7 @@ def estimate(
         sequence_parallel=parallel.sequence_parallel,
         bytes=dtypes["compute"],
     )
-    at_work = replace(layer, bytes=max(layer.bytes, _WIDE)) if widened else layer
+    at_work = replace(layer, bytes=max(layer.bytes, _WIDE)) if platform == "cpu" else layer
     narrow = 0
     if schedule.taps is not None:
         narrow = at_work.made_again(parallel.remat) - layer.made_again(parallel.remat)
@@ -70,6 +75,8 @@ def estimate(
     taps = 0 if schedule.taps is None else schedule.taps.size * most * layer.taps(parallel.remat)
     counts = Counts.of(config.model, mesh, most * schedule.num_chunks)
     states = _states(config, counts, mesh.dp, dtypes)
+    on_tpu, in_16_bits = platform == "tpu", dtypes["compute"] < dtypes["param"]
+    gathered = states["parameters"] if parallel.zero in (1, 2) and mesh.dp > 1 else 0
     return Memory(
         **states,
         activations=taps + (0 if parallel.offload_activations else saved),
@@ -80,8 +87,10 @@ def estimate(
             at_work.scoring(config.model.padded_vocab_size // (mesh.pp * mesh.tp)),
         )
         + counts.in_passing(parallel.zero, mesh.dp, dtypes["compute"], dtypes["reduce"]),
+        converted=states["parameters"] // 2 if on_tpu and in_16_bits else 0,
+        copied=gathered if on_tpu else 0,
         starting=_starting(layer, parallel, schedule.residuals.size * most),
-        updating=states["parameters"] if parallel.zero in (1, 2) and mesh.dp > 1 else 0,
+        updating=gathered,
     )
 
 

@@ -7,6 +7,7 @@ appendix B). A multiply-add is two FLOPs.
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import jax
@@ -89,8 +90,9 @@ def peak_flops(num_devices: int, compute_dtype: Any) -> float:
     return num_devices * 1e12 * (single if compute_dtype == jnp.float32 else half)
 
 
+@cache
 def _measured_peak(compute_dtype: Any) -> float:
-    """Best FLOP/s seen in square products, as the model forms them, of two sizes."""
+    """Best FLOP/s of square products, as the model forms them, of two sizes; once a process."""
     multiply = jax.jit(lambda a, b: product(a, b, ((1,), (0,)), compute_dtype=compute_dtype))
     best = 0.0
     for size in (512, 1024):

@@ -110,18 +110,18 @@ def _compile(setup: Setup, hardware: Hardware | None) -> Planned:
     start = time.perf_counter()
     compiled = setup.compile_train_step()
     seconds, hlo = time.perf_counter() - start, compiled.as_text() or ""
-    on_cpu = _device(setup).platform == "cpu"
+    platform = _device(setup).platform
     needed = Traffic(
         pipeline=setup.pipeline,
         parameters=setup.layout.abstract.params,
         batch_shape=setup.abstract_batch().tokens.shape,
-        widened=on_cpu,
+        widened=platform == "cpu",
     )
     schedule = setup.pipeline.schedule
     return Planned(
         setup=setup,
         hardware=hardware,
-        estimated=estimate(setup.config, setup.mesh_shape, schedule, widened=on_cpu),
+        estimated=estimate(setup.config, setup.mesh_shape, schedule, platform=platform),
         compiled_bytes=peak_bytes(compiled.memory_analysis()),
         compile_seconds=seconds,
         traffic=ledger(needed.flows(), collectives(hlo, setup.mesh.shape)),

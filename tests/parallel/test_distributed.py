@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxdist.config import UsageError
+from jaxdist.config.command_line import parse
 from jaxdist.parallel import distributed
+from jaxdist.training.loop import run
 
 TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
  --model.intermediate_size 32 --model.num_attention_heads 2 --model.num_key_value_heads 2
@@ -28,8 +30,17 @@ def start(folder: Path, *flags: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def train(folder: Path, *flags: str, processes: int, steps: int = 4) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step of a run of `processes` processes."""
+Curve = list[tuple[float, float]]  # loss and gradient norm of each step
+
+
+def train_alone(folder: Path, *flags: str) -> Curve:
+    """A run of one process: this one, which has eight devices too."""
+    assert run(parse([*TINY, "--output-dir", str(folder), *flags], "jaxdist train")) == 0
+    return curve(folder)
+
+
+def train_two(folder: Path, *flags: str, steps: int = 4) -> Curve:
+    """A run of two processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -38,26 +49,30 @@ def train(folder: Path, *flags: str, processes: int, steps: int = 4) -> list[tup
             folder,
             *flags,
             JAX_COORDINATOR_ADDRESS=address,
-            JAX_NUM_PROCESSES=str(processes),
+            JAX_NUM_PROCESSES="2",
             JAX_PROCESS_ID=str(index),
         )
-        for index in range(processes)
+        for index in range(2)
     ]
     for process in group:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-2000:]
+    return curve(folder, steps)
+
+
+def curve(folder: Path, steps: int = 4) -> Curve:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
     return [(row["loss"], row["grad_norm"]) for row in map(json.loads, lines)]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Callable[[str], list[tuple[float, float]]]:
+def alone(tmp_path_factory) -> Callable[[str], Curve]:
     """`alone(zero)`: the curve of an uninterrupted run of one process."""
 
     @cache
-    def run_with(zero: str) -> list[tuple[float, float]]:
-        return train(tmp_path_factory.mktemp("one"), "--parallel.zero", zero, processes=1)
+    def run_with(zero: str) -> Curve:
+        return train_alone(tmp_path_factory.mktemp("one"), "--parallel.zero", zero)
 
     return run_with
 
@@ -65,7 +80,7 @@ def alone(tmp_path_factory) -> Callable[[str], list[tuple[float, float]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", ["1", "3"])
 def test_two_processes_train_as_one(tmp_path, alone, zero):
-    two = train(tmp_path, "--parallel.zero", zero, processes=2)
+    two = train_two(tmp_path, "--parallel.zero", zero)
     for got, want in zip(two, alone(zero), strict=True):
         assert got == pytest.approx(want, rel=1e-6)
 
@@ -74,8 +89,8 @@ def test_two_processes_train_as_one(tmp_path, alone, zero):
 def test_one_process_goes_on_where_two_stopped(tmp_path, alone):
     whole = alone("1")
     halves = tmp_path / "halves"
-    train(halves, "--train.stop_after", "2", processes=2, steps=2)
-    assert train(halves, "--resume", "must", processes=1) == [
+    train_two(halves, "--train.stop_after", "2", steps=2)
+    assert train_alone(halves, "--resume", "must") == [
         pytest.approx(pair, rel=1e-6) for pair in whole
     ]
 

@@ -36,8 +36,8 @@ def setup_of(mesh: str, *flags: str) -> Setup:
 
 
 def estimated(setup: Setup) -> Memory:
-    widened = setup.mesh.devices.flat[0].platform == "cpu"
-    return estimate(setup.config, setup.mesh_shape, setup.pipeline.schedule, widened=widened)
+    platform = setup.mesh.devices.flat[0].platform
+    return estimate(setup.config, setup.mesh_shape, setup.pipeline.schedule, platform=platform)
 
 
 def held_in_rings(setup: Setup) -> int:

@@ -14,10 +14,10 @@ pytestmark = [
 ]
 
 
-def planned(target: str, *flags: str) -> dict[str, Any]:
+def planned(target: str, *flags: str, config: str = "tiny_debug") -> dict[str, Any]:
     """What `jaxdist plan --json` prints; nothing else may be printed."""
     command = [sys.executable, "-m", "jaxdist.plan", "--compile-for", target, "--json"]
-    command += ["--config", "configs/tiny_debug.yaml", *flags]
+    command += ["--config", f"configs/{config}.yaml", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -41,3 +41,12 @@ def test_a_sharded_sequence_sends_the_least_over_tp():
     sent = sum(row["sent_bytes"] - row["bubble_bytes"] for row in rows)
     assert 1 <= sent / sum(row["least_bytes"] or 0 for row in rows) <= 1.05
     assert all(row["ratio"] <= 1.05 for row in rows if row["part"] in ("attention", "mlp"))
+
+
+@pytest.mark.parametrize("target, remat", [("v5p:4x4x4", "none"), ("v6e:8x8", "full")])
+def test_memory_is_what_the_estimate_says(target, remat):
+    """Of the real step for 64 chips, which is compiled in two minutes."""
+    flags = "--mesh", "8x4x2", "--parallel.sequence_parallel", "true", "--parallel.remat", remat
+    memory = planned(target, *flags, config="llama3_8b")["memory"]
+    assert memory["ratio"] == pytest.approx(1, abs=0.1)
+    assert memory["compiled_bytes"] < memory["device_bytes"]
