@@ -13,24 +13,20 @@ C keys.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxdist.ops.blocked_attention import by_window
 from jaxdist.ops.product import platform
+from jaxdist.ops.remade_attention import remade_attention
 
 _BLOCKS = (512, 256, 128)  # queries, and keys: the largest that divides the length
 _SUBLANES = 16  # of a tile of 16-bit numbers
 _UNSEEN = -1e30  # a score; finite, since a query may see no key of a block
-
-Kept = tuple[jax.Array | None, ...]
 
 
 def takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
@@ -40,7 +36,6 @@ def takes(q_BTNH: jax.Array, v_BTKH: jax.Array) -> bool:
     return whole and q_BTNH.dtype in (jnp.bfloat16, jnp.float32)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def kernel_attention(
     q_BTNH: jax.Array,
     k_BTKH: jax.Array,
@@ -52,42 +47,8 @@ def kernel_attention(
     softcap: float | None,
 ) -> jax.Array:
     """As `blocked_attention`, where `takes` says so; elsewhere than on a TPU it is interpreted."""
-    arguments = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, is_local)
-    return _forward(*arguments, sliding_window, scale, softcap)[0]
-
-
-def _forward(
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    segment_ids_BT: jax.Array | None,
-    is_local: jax.Array | None,
-    sliding_window: int | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[jax.Array, Kept]:
-    arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
-    attend = partial(_attend, scale=scale, softcap=softcap)
-    out_BTNH, lse_BNT = by_window(attend, is_local, sliding_window, arrays)
-    out_BTNH = checkpoint_name(out_BTNH, "attn_out")
-    lse_BNT = checkpoint_name(lse_BNT, "attn_out")
-    return out_BTNH, (*arrays, is_local, out_BTNH, lse_BNT)
-
-
-def _backward(
-    sliding_window: int | None,
-    scale: float,
-    softcap: float | None,
-    kept: Kept,
-    dout_BTNH: jax.Array,
-) -> tuple[jax.Array | None, ...]:
-    *arrays, is_local, out_BTNH, lse_BNT = kept
-    pull = partial(_pull, scale=scale, softcap=softcap)
-    arguments = (*arrays, out_BTNH, lse_BNT, dout_BTNH)
-    return (*by_window(pull, is_local, sliding_window, arguments), None, None)
-
-
-kernel_attention.defvjp(_forward, _backward)
+    arrays = q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, is_local
+    return remade_attention(_attend, _pull, *arrays, sliding_window, scale, softcap)
 
 
 @dataclass(frozen=True, kw_only=True)

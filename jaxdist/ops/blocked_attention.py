@@ -8,24 +8,19 @@ Shapes: B batch rows, T tokens, N query heads, K key/value heads (N = K * G), G 
 head, H head dim. Of one block: Q queries, R = G * Q rows, C keys.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxdist.ops.product import product
+from jaxdist.ops.remade_attention import remade_attention
 
 BLOCK = 128  # queries
 MAX_BLOCKS = 32  # each is traced and compiled by itself
 
-Kept = tuple[jax.Array | None, ...]
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def blocked_attention(
     q_BTNH: jax.Array,
     k_BTKH: jax.Array,
@@ -40,57 +35,8 @@ def blocked_attention(
 
     A traced `is_local` chooses when it runs: a layer with a window skips the keys before it.
     """
-    arguments = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, is_local)
-    return _forward(*arguments, sliding_window, scale, softcap)[0]
-
-
-def _forward(
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    segment_ids_BT: jax.Array | None,
-    is_local: jax.Array | None,
-    sliding_window: int | None,
-    scale: float,
-    softcap: float | None,
-) -> tuple[jax.Array, Kept]:
-    arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
-    out_BTNH, lse_BKGT = by_window(
-        partial(_attend, scale=scale, softcap=softcap), is_local, sliding_window, arrays
-    )
-    # Named here, since a remat policy sees only names given to the very arrays that are kept.
-    out_BTNH = checkpoint_name(out_BTNH, "attn_out")
-    lse_BKGT = checkpoint_name(lse_BKGT, "attn_out")
-    return out_BTNH, (*arrays, is_local, out_BTNH, lse_BKGT)
-
-
-def _backward(
-    sliding_window: int | None,
-    scale: float,
-    softcap: float | None,
-    kept: Kept,
-    dout_BTNH: jax.Array,
-) -> tuple[jax.Array | None, ...]:
-    *arrays, is_local, out_BTNH, lse_BKGT = kept
-    pull = partial(_pull, scale=scale, softcap=softcap)
-    arguments = (*arrays, out_BTNH, lse_BKGT, dout_BTNH)
-    return (*by_window(pull, is_local, sliding_window, arguments), None, None)
-
-
-blocked_attention.defvjp(_forward, _backward)
-
-
-def by_window(
-    function: Callable[..., Any],
-    is_local: jax.Array | None,
-    sliding_window: int | None,
-    arguments: tuple[Any, ...],
-) -> Any:
-    """`function(*arguments, sliding_window=...)`, without the window where `is_local` is false."""
-    local = partial(function, sliding_window=sliding_window)
-    if is_local is None:
-        return local(*arguments)
-    return jax.lax.cond(is_local, local, partial(function, sliding_window=None), *arguments)
+    arrays = q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, is_local
+    return remade_attention(_attend, _pull, *arrays, sliding_window, scale, softcap)
 
 
 def _attend(

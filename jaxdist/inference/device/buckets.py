@@ -85,10 +85,8 @@ class Buckets:
 
     def fit(self, rows: int, queries: int, width: int) -> Shape:
         """The smallest shape that takes them."""
-        is_prompt = queries == PROMPT_QUERIES
-        numbers = _powers(self.max_prompt_rows) if is_prompt else _powers(self.max_rows)
         return Shape(
-            next(n for n in numbers if n >= rows),
+            next(n for n in _powers(self.most_rows(queries)) if n >= rows),
             queries,
             next(w for w in self.widths if w >= width),
         )
