@@ -39,7 +39,8 @@ def causal_attention(
     A remat policy keeps the result by the name attn_out.
     """
     length = q_BTNH.shape[1]
-    scale = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = float(q_BTNH.shape[-1] ** -0.5)
     if is_local is False or (sliding_window is not None and sliding_window >= length):
         sliding_window = None
     if sliding_window is None or not isinstance(is_local, jax.Array):

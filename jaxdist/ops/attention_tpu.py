@@ -171,7 +171,7 @@ def _pull(
     sliding_window: int | None,
     scale: float,
     softcap: float | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Gradients by q, k and v."""
     tokens_last = map(_tokens_last, (q_BTNH, k_BTKH, v_BTKH, dout_BTNH))
     q_BNHT, k_BKHT, v_BKHT, dout_BNHT = tokens_last

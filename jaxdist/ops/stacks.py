@@ -52,4 +52,4 @@ def _starts(stack: Array, indices: tuple[ArrayLike, ...]) -> tuple[ArrayLike, ..
 
 def _int32(index: ArrayLike) -> ArrayLike:
     """Numbers stay numbers, which are traced sooner than arrays."""
-    return index.astype("int32") if isinstance(index, Array) else np.int32(index)
+    return index.astype("int32") if isinstance(index, Array) else np.asarray(index, np.int32)

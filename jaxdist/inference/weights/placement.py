@@ -161,10 +161,9 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> li
         _, *spec = leaf.sharding.spec
         blocks = False
         if split is not None and leaf.ndim == 3:
-            own = leaf.sharding.shard_shape(leaf.shape)[1:]
-            blocks = fits_blocks(*own, leaf.dtype, platform)
-        if blocks:
-            spec = block_spec(split)
+            _, rows, columns = leaf.sharding.shard_shape(leaf.shape)
+            blocks = fits_blocks(rows, columns, leaf.dtype, platform)
+            spec = block_spec(split) if blocks else spec
         sharding = NamedSharding(mesh, P("pp", None, *spec))
         parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
