@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxdist.config.compute import ParallelConfig
+from jaxdist.config.compute import ParallelConfig, PrecisionConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.config.mesh_shape import MeshShape
 from jaxdist.config.model import ModelConfig
@@ -28,6 +28,7 @@ def check_run(config: "RunConfig") -> None:
     check_mesh(config, mesh)
     _check_length(config.model, config.train)
     _check_schedule(config.optimizer, config.train)
+    _check_moments(config.optimizer, config.precision)
     held_back = config.data.validation_fraction > 0 or config.data.validation_sources
     if config.eval.every is not None and not held_back:
         raise UsageError(
@@ -177,8 +178,12 @@ def _check_length(model: ModelConfig, train: TrainConfig) -> None:
 
 
 def _check_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> None:
-    warmup = optimizer.warmup_steps or 0
-    decay = (optimizer.decay_steps or 0) if optimizer.schedule == "wsd" else 0
+    if optimizer.decay_steps is not None and optimizer.schedule != "wsd":
+        raise UsageError(
+            f"optimizer.decay_steps={optimizer.decay_steps} goes with the schedule wsd; "
+            f"{optimizer.schedule} has none: leave it null, or set --optimizer.schedule wsd"
+        )
+    warmup, decay = optimizer.warmup_steps or 0, optimizer.decay_steps or 0
     if warmup > train.steps:
         raise UsageError(
             f"optimizer.warmup_steps={warmup} is more than train.steps={train.steps}, so the peak "
@@ -188,6 +193,23 @@ def _check_schedule(optimizer: OptimizerConfig, train: TrainConfig) -> None:
         raise UsageError(
             f"optimizer.warmup_steps={warmup} and decay_steps={decay} do not fit into "
             f"train.steps={train.steps}; choose decay_steps of at most {train.steps - warmup}"
+        )
+
+
+def _check_moments(optimizer: OptimizerConfig, precision: PrecisionConfig) -> None:
+    dtype = precision.moment_dtype
+    if dtype in (None, "float32"):
+        return
+    if optimizer.name == "adafactor":
+        raise UsageError(
+            f"precision.moment_dtype={dtype} does not go with adafactor, whose factored moments "
+            "are small and change slowly; choose float32"
+        )
+    # A bf16 number moves by 2^-8 of itself at least: a smaller step of the average is rounded away.
+    if optimizer.name in ("adamw", "adam", "muon") and 1 - optimizer.beta2 < 2**-7:
+        raise UsageError(
+            f"optimizer.beta2={optimizer.beta2} with precision.moment_dtype={dtype}: its second "
+            "moment would stand still; choose beta2 of at most 0.99, or float32"
         )
 
 

@@ -142,6 +142,11 @@ class PrecisionConfig:
                     f"bfloat16 (fp16 training keeps float32 masters)"
                 )
             object.__setattr__(self, role, value)
+        if self.reduce_dtype == "float16" and not self.needs_loss_scale:
+            raise UsageError(
+                "precision.reduce_dtype=float16 loses gradients below 6e-8, which only the loss "
+                "scale of fp16 compute lifts; choose float32 or bfloat16, or set policy fp16"
+            )
         limits.number("precision.loss_scale_min", self.loss_scale_min, above=0)
         limits.number(
             "precision.loss_scale_init",

@@ -82,8 +82,8 @@ def build(layers: Iterable[Layer], read_origin: ReadOrigin | None = None) -> Run
 def _take_over(values: Layer, read_origin: ReadOrigin) -> None:
     """Fill in what the model that the run starts from says."""
     init_from = values["init_from"]
-    run_dir = Path(values.get("output_dir") or f"runs/{values.get('name', 'run')}")
-    origin = read_origin(init_from, run_dir)
+    run_dir = values.get("output_dir") or f"runs/{values.get('name', 'run')}"
+    origin = read_origin(init_from, Path(os.path.expanduser(run_dir)))
     values["model"] = model_fields(values.get("model", {}), origin.model, init_from)
     if origin.tokenizer is not None:
         values["data"] = {"tokenizer": origin.tokenizer, **values.get("data", {})}

@@ -1,5 +1,6 @@
 """The whole of a run's config."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -88,4 +89,4 @@ class RunConfig:
     @property
     def run_dir(self) -> Path:
         """The run's folder: config.yaml, metrics.jsonl, checkpoints/, loss.png."""
-        return Path(self.output_dir)
+        return Path(os.path.expanduser(self.output_dir))

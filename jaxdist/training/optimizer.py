@@ -35,7 +35,6 @@ def make_optimizer(
     `adafactor` steps relative to each matrix's RMS, so its learning rates are about 10 times
     AdamW's. The state's last entry counts the updates made.
     """
-    _check_moments(config, policy)
     decay = 0.0 if config.name == "adam" else config.weight_decay
     return optax.chain(
         _held_in(policy.moment_dtype, _direction(config)),
@@ -60,12 +59,13 @@ def unscale_and_clip(
 ) -> Any:
     """`grads` of a loss scaled by `scale`, taken back to true ones of norm `max_norm` at most.
 
-    `norm` is the true one; `max_norm` None clips nothing.
+    `norm` is the true one; `max_norm` None clips nothing. The result is fp32: what the scale has
+    kept within fp16's range may be below it once unscaled.
     """
     factor = 1 / jnp.asarray(scale, jnp.float32)
     if max_norm is not None:
         factor *= max_norm / jnp.maximum(norm, max_norm)
-    return jax.tree.map(lambda grad: (grad * factor).astype(grad.dtype), grads)
+    return jax.tree.map(lambda grad: grad.astype(jnp.float32) * factor, grads)
 
 
 def ema_update(ema: Any, params: Any, decay: float) -> Any:
@@ -147,23 +147,6 @@ def _cast(tree: Any, dtype: Any) -> Any:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     return jax.tree.map(cast, tree)
-
-
-def _check_moments(config: OptimizerConfig, policy: Policy) -> None:
-    dtype = policy.moment_dtype
-    if dtype == jnp.float32:
-        return
-    if config.name == "adafactor":
-        raise ValueError(
-            f"precision.moment_dtype={dtype} does not go with adafactor, whose factored moments "
-            "are small and change slowly; choose float32"
-        )
-    # A bf16 number moves by 2^-8 of itself at least: a smaller step of the average is rounded away.
-    if config.name in ("adamw", "adam", "muon") and 1 - config.beta2 < 2**-7:
-        raise ValueError(
-            f"optimizer.beta2={config.beta2} with precision.moment_dtype={dtype}: its second "
-            "moment would stand still; choose beta2 <= 0.99 or float32"
-        )
 
 
 def _axes(tree: Any) -> list[Axes]:

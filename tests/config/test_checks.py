@@ -10,6 +10,7 @@ from jaxdist.config.checks import check_mesh, fitting_meshes, fitting_tp, too_fe
 from jaxdist.config.layers import build
 
 BASE = RunConfig()
+BF16_MOMENTS = {"moment_dtype": "bf16"}
 
 
 def changed(**sections: Any) -> RunConfig:
@@ -80,6 +81,18 @@ def changed(**sections: Any) -> RunConfig:
             "decay_steps of at most 400",
         ),
         (
+            {"optimizer": {"schedule": "cosine", "decay_steps": 500}},
+            "decay_steps=500 goes with the schedule wsd; cosine has none",
+        ),
+        *(
+            ({"optimizer": {"name": name, "beta2": 0.999}, "precision": BF16_MOMENTS}, words)
+            for name, words in (
+                ("adamw", "beta2=0.999 with precision.moment_dtype=bfloat16"),
+                ("muon", "beta2=0.999 with precision.moment_dtype=bfloat16"),
+                ("adafactor", "moment_dtype=bfloat16 does not go with adafactor"),
+            )
+        ),
+        (
             {"eval": {"every": 10}, "data": {"validation_fraction": 0}},
             "validation_fraction",
         ),
@@ -96,6 +109,11 @@ def test_refused_with_the_fix(sections: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("mesh", ["1x1x1", "2x2x2", "1x4x1", "1x1x8", "2x1x4", "dp=2"])
 def test_accepted(mesh: str, microbatches: int) -> None:
     changed(mesh=mesh, parallel={"num_microbatches": microbatches})
+
+
+@pytest.mark.parametrize("optimizer", [{"beta2": 0.95}, {"name": "lion", "beta2": 0.999}])
+def test_bf16_moments_that_move_are_accepted(optimizer: dict[str, Any]) -> None:
+    changed(optimizer=optimizer, precision=BF16_MOMENTS)
 
 
 def test_minus_one_is_checked_once_it_is_resolved() -> None:

@@ -9,6 +9,7 @@ from jaxdist.config import OptimizerConfig, RunConfig, TrainConfig, UsageError
 def test_output_dir_follows_the_name() -> None:
     assert RunConfig(name="small").run_dir == Path("runs/small")
     assert RunConfig(name="small", output_dir="/tmp/x").run_dir == Path("/tmp/x")
+    assert RunConfig(output_dir="~/x").run_dir == Path.home() / "x"  # as all other paths
 
 
 def test_warm_up_and_decay_follow_the_steps() -> None:

@@ -45,6 +45,7 @@ NAN = float("nan")
         (PrecisionConfig, {"param_dtype": "float16"}, "float32 or bfloat16"),
         (PrecisionConfig, {"moment_dtype": "fp16"}, "float32 or bfloat16"),
         (PrecisionConfig, {"compute_dtype": "float64"}, "compute_dtype"),
+        (PrecisionConfig, {"reduce_dtype": "fp16"}, "reduce_dtype=float16 loses gradients below"),
         (PrecisionConfig, {"loss_scale_init": 0.5}, "loss_scale_init"),
         (PrecisionConfig, {"loss_scale_min": 0.0}, "loss_scale_min"),
         (PrecisionConfig, {"loss_scale_hysteresis": 0}, "hysteresis"),
