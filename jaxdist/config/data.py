@@ -91,4 +91,6 @@ def _checked_source(name: str, source: Any) -> str | Mapping[str, Any]:
     for option in SOURCE_KEYS[2:]:
         if source.get(option) is not None:
             limits.text(f"{name}.{option}", source[option])
+        if source.get(option) is not None and source["path"] == SYNTHETIC:
+            raise UsageError(f"{name}: {SYNTHETIC} rows have no {option}; leave it out")
     return frozen(source)

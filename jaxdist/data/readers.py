@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxdist.config.errors import UsageError
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+TEXT_SUFFIXES = (".txt", ".txt.gz")
 # A document of a text file is handed on in parts of about this many bytes, cut at a line's end. The
 # tokenizer may see a border there that the whole text does not have.
 PART_BYTES = 1 << 20
@@ -38,12 +39,17 @@ def read_file(file: Path, field: str, separator: str | None) -> Iterator[Part]:
         return
     try:
         with gzip.open(file) if file.suffix == ".gz" else open(file, "rb") as stream:
-            if ".txt" in file.suffixes:
+            if is_text(file):
                 yield from _text_parts(stream, file, separator)
             else:
                 yield from _json_parts(stream, file, field)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{file}: not a complete gzip file ({error})") from error
+
+
+def is_text(file: Path) -> bool:
+    """Whether the file is plain text, as opposed to records with a field that holds the text."""
+    return file.name.endswith(TEXT_SUFFIXES)
 
 
 def _lines(stream: BinaryIO | gzip.GzipFile, file: Path) -> Iterator[tuple[int, str]]:
@@ -95,7 +101,7 @@ def _json_parts(stream: BinaryIO | gzip.GzipFile, file: Path, field: str) -> Ite
             row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             raise UsageError(_not_utf8(file, number, error)) from error
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number too long
             raise UsageError(
                 f"{where} is not JSON ({error}); each line must be one JSON object"
             ) from error
@@ -105,7 +111,9 @@ def _json_parts(stream: BinaryIO | gzip.GzipFile, file: Path, field: str) -> Ite
             )
         if field not in row:
             raise UsageError(no_field(where, field, list(row)))
-        yield Part(text_of(row[field], where, field), True)
+        text = text_of(row[field], where, field)
+        # JSON may spell half of a surrogate pair, which is no character: it becomes "?".
+        yield Part(text.encode("utf-8", "replace").decode() if b"\\u" in raw else text, True)
 
 
 def _parquet_parts(file: Path, field: str) -> Iterator[Part]:

@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist.config.errors import UsageError
-from jaxdist.data.readers import SUFFIXES, Part, no_field, read_file, text_of
+from jaxdist.data.readers import SUFFIXES, Part, is_text, no_field, read_file, text_of
 
 EMBEDDED, HUGGING_FACE = "embedded", "hf:"
 EMBEDDED_FOLDER = Path(__file__).with_name("embedded")
+# Option of an entry -> what reads it.
+READ_BY = {
+    "field": "JSON lines, parquet files and datasets",
+    "separator": ".txt files",
+    "subset": "Hugging Face datasets",
+    "split": "Hugging Face datasets",
+}
 
 
 class Source(ABC):
@@ -119,25 +126,35 @@ class HuggingFaceSource(Source):
 def resolve(entry: str | Mapping[str, Any]) -> Source:
     """The source that an entry of `data.sources` names; `synthetic` is no text and not known here.
 
-    Raises UsageError where there is nothing to read, with the path.
+    Raises UsageError where there is nothing to read, with the path, and for an option that nothing
+    there reads.
     """
     options = {"path": entry} if isinstance(entry, str) else dict(entry)
     path, field = options["path"], options.get("field") or "text"
-    separator, split, subset = (
-        options.get("separator"),
-        options.get("split") or "train",
-        options.get("subset"),
-    )
-    if path == EMBEDDED:
-        return FileSource(name=path, files=tuple(sorted(EMBEDDED_FOLDER.glob("*.txt"))))
-    if path.startswith(HUGGING_FACE):
-        return HuggingFaceSource(
-            name=path.removeprefix(HUGGING_FACE), subset=subset, split=split, field=field
-        )
     place = Path(os.path.expanduser(path))
-    if _is_saved_dataset(place):
-        return HuggingFaceSource(name=path, subset=subset, split=split, field=field)
-    return FileSource(name=path, files=_files(path, place), field=field, separator=separator)
+    if path.startswith(HUGGING_FACE) or _is_saved_dataset(place):
+        _refuse_unread(path, options, {"field", "subset", "split"})
+        return HuggingFaceSource(
+            name=path.removeprefix(HUGGING_FACE),
+            subset=options.get("subset"),
+            split=options.get("split") or "train",
+            field=field,
+        )
+    if path == EMBEDDED:
+        files = tuple(sorted(EMBEDDED_FOLDER.glob("*.txt")))
+    else:
+        files = _files(path, place)
+    _refuse_unread(path, options, {"separator" if is_text(file) else "field" for file in files})
+    return FileSource(name=path, files=files, field=field, separator=options.get("separator"))
+
+
+def _refuse_unread(path: str, options: Mapping[str, Any], read: set[str]) -> None:
+    for name, by in READ_BY.items():
+        if options.get(name) is not None and name not in read:
+            raise UsageError(
+                f"data.sources: {path} is given {name}={options[name]!r}, which only {by} have; "
+                "leave it out"
+            )
 
 
 def _files(path: str, place: Path) -> tuple[Path, ...]:

@@ -69,6 +69,7 @@ def test_part_of_a_shape_is_not_enough() -> None:
         ("train: {steps: many}", "train.steps='many'"),
         ("train: {steps: 1.5}", "train.steps=1.5"),
         ("data: {sources: [{pth: a}]}", "did you mean path"),
+        ("data: {sources: [{path: synthetic, field: a}]}", "synthetic rows have no field"),
         ("model: {preset: lama3_8b}", "did you mean llama3_8b"),
     ],
 )

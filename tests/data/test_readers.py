@@ -57,6 +57,16 @@ def test_json_lines(suffix: str, tmp_path: Path):
     assert documents(file) == ["a\nb", "", "ü"]
 
 
+def test_the_last_suffix_is_the_kind(tmp_path: Path):
+    (tmp_path / "a.txt.jsonl").write_text('{"text": "a"}\n')
+    assert documents(tmp_path / "a.txt.jsonl") == ["a"]
+
+
+def test_half_a_surrogate_pair_is_no_character(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83c\\udf89 \\u00fc"}\n')
+    assert documents(tmp_path / "a.jsonl") == ["a?b \U0001f389 \u00fc"]
+
+
 def test_parquet(tmp_path: Path):
     file = tmp_path / "a.parquet"
     table = pyarrow.table({"id": [1, 2, 3], "body": ["a", "", "ü\n"]})
@@ -76,6 +86,7 @@ def test_parquet(tmp_path: Path):
         ("a.jsonl", b'{"text": null}\n', "line 1: the field 'text' holds nothing \\(null\\)"),
         ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' holds a int"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "line 1 is not JSON .Exceeds"),
         (
             "a.jsonl.gz",
             gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-12],

@@ -41,6 +41,29 @@ def test_options_reach_the_source(tmp_path: Path):
     assert [part.text for part in source.parts()] == ["a\n", "b\n"]
 
 
+@pytest.mark.parametrize(
+    ("path", "option", "by"),
+    [
+        ("a.txt", "field", "JSON lines, parquet files and datasets"),
+        ("a.jsonl", "separator", ".txt files"),
+        ("a.jsonl", "split", "Hugging Face datasets"),
+        ("a.txt", "subset", "Hugging Face datasets"),
+        ("embedded", "field", "JSON lines"),
+        ("hf:name", "separator", ".txt files"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(
+    path: str, option: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "a.jsonl"):
+        Path(name).write_text("{}")
+    with pytest.raises(UsageError, match=f"{path} is given {option}='x', which only {by}"):
+        resolve({"path": path, option: "x"})
+    both = resolve({"path": str(tmp_path), "field": "f", "separator": "-"})
+    assert isinstance(both, FileSource) and (both.field, both.separator) == ("f", "-")
+
+
 def test_identity_follows_the_content(tmp_path: Path):
     file = tmp_path / "a.txt"
     file.write_text("abc")
