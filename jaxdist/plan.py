@@ -129,8 +129,13 @@ def _dashed_name(word: str) -> str:
 
 
 def _dashed(argv: Sequence[str]) -> list[str]:
-    """Options spelled with - for each _."""
-    return [word.replace("_", "-") if word.startswith("--") else word for word in argv]
+    """Options spelled with - for each _ of their names."""
+
+    def one(word: str) -> str:
+        name, equals, value = word.partition("=")
+        return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+    return [one(word) for word in argv]
 
 
 class _Parser(argparse.ArgumentParser):

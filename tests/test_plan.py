@@ -69,6 +69,50 @@ def test_the_picture_shows_every_slot_once(tmp_path: Path, capsys, argv):
     assert f"bubble {found['bubble']:.1%}" in text and "forward" in text and "bubble" in text
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--schedule", "interleaved", "--pp", "2", "--microbatches", "2", "--chunks", "64"),
+        ("--schedule", "zb", "--pp", "2", "--microbatches", "1", "--costs", "0.001,0.002,0.001"),
+        ("--schedule", "gpipe", "--pp", "2", "--microbatches", "1200"),
+    ],
+)
+def test_the_picture_is_as_wide_as_its_words_and_slots(tmp_path: Path, capsys, argv):
+    """Legend and chart end inside of it; slots narrower than a pixel lie apart all the same."""
+    path = tmp_path / "out.svg"
+    figures(capsys, *argv, "--picture", str(path))
+    root = ElementTree.parse(path).getroot()
+    width = float(root.attrib["width"])
+    for box in root.iter(f"{SVG}rect"):
+        assert float(box.attrib.get("x", 0)) + float(box.attrib["width"]) <= width
+    for words in root.iter(f"{SVG}text"):
+        if words.attrib["text-anchor"] == "start":
+            long = 0.55 * float(words.attrib["font-size"]) * len(words.text)
+            assert float(words.attrib["x"]) + long <= width, words.text
+    lines = [float(line.attrib["x1"]) for line in root.iter(f"{SVG}line")]
+    assert all(b - a > 2.8 for a, b in zip(lines, lines[1:], strict=False))
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for group in root.iter(f"{SVG}g"):
+        box = group.find(f"{SVG}rect")
+        left, long = float(box.attrib["x"]), float(box.attrib["width"])
+        rows.setdefault(box.attrib["y"], []).append((left, left + long))
+    for boxes in rows.values():
+        boxes.sort()
+        for (_, right), (left, _) in zip(boxes, boxes[1:], strict=False):
+            assert right <= left + 0.02
+
+
+def test_paths_are_taken_as_they_are_written(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--schedule=1f1b", "--pp=2", "--table=my_[old]table.csv"]) == 0
+    assert main(["--schedule=my_[old]table.csv", "--picture=my_picture.svg"]) == 0
+    assert capsys.readouterr().out.count("my_[old]table.csv") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "my_[old]table.csv",
+        "my_picture.svg",
+    ]
+
+
 def test_the_same_of_a_file(tmp_path: Path, capsys):
     table, picture = tmp_path / "mine.csv", tmp_path / "out.svg"
     want = figures(capsys, "--schedule", "zb", "--pp", "3", "--table", str(table))
@@ -94,7 +138,9 @@ def test_words(capsys):
         (["--schedule", "1f1b", "--pp", "4096", "--microbatches", "65"], "is 266,240: at most"),
         (["--schedule", "1f1b", "--pp", "two"], "invalid int value: 'two'"),
         (["--schedule", "1f1b", "--costs", "1,2"], "--costs '1,2' must be three numbers"),
-        (["--schedule", "1f1b", "--costs", "1,0,nan"], "each must be a number above 0"),
+        (["--schedule", "1f1b", "--costs", "1,0,nan"], "each must be a number from 1e-6 to 1e6"),
+        (["--schedule", "1f1b", "--costs", "1e-308,1,1"], "each must be a number from 1e-6"),
+        (["--schedule", "1f1b", "--table", "out.txt"], "must end in .csv"),
         (["--schedule", "1f1b", "--layout", "1,2"], "has 2 counts; 4 stages x 1 chunks need 4"),
         (["--schedule", "1f1b", "--picture", "out.png"], "must end in .svg"),
         (["--schedule", "none.csv"], "none.csv cannot be read"),

@@ -22,6 +22,9 @@ FONT = "font-family='Inter, Helvetica, Arial, sans-serif'"
 _LEFT, _TOP, _RIGHT, _BOTTOM = 74, 86, 24, 44
 _ROW, _GAP = 34, 6
 _LEAST_WIDTH, _MOST_WIDTH = 560, 2400
+_SLOT = 26  # width of a slot of average length
+_SHADES = 8  # most of a kind's that the legend shows
+_STEPS = (1, 2, 5, 10, 20, 50, 100, *(10**power for power in range(3, 8)))  # of the axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +53,7 @@ def gantt(schedule: Schedule, costs: Costs, title: str, figures: str) -> str:
 class _Chart:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
-        shape = (schedule.num_chunks, schedule.num_stages)
-        sizes = (
-            np.ones(shape)
-            if costs.num_layers is None
-            else costs.num_layers / costs.num_layers.max()
-        )
+        sizes = costs.num_layers / costs.num_layers.max()
         self.kinds = [("forward", FORWARD, schedule.forward, costs.forward * sizes)]
         if schedule.weight is None:
             whole = (costs.backward + costs.weight) * sizes
@@ -67,13 +65,15 @@ class _Chart:
             ]
         spent = np.sum([self._spent(table, cost) for _, _, table, cost in self.kinds], axis=0)
         self.starts = np.concatenate([[0.0], np.cumsum(spent.max(axis=1))])
-        width = min(max(26 * self.starts[-1], _LEAST_WIDTH), _MOST_WIDTH)
-        self.scale = width / self.starts[-1]
-        self.width = width
+        average = (costs.forward + costs.backward + costs.weight) / 3
+        self.width = min(max(_SLOT * self.starts[-1] / average, _LEAST_WIDTH), _MOST_WIDTH)
+        self.scale = self.width / self.starts[-1]
         self.height = schedule.num_stages * (_ROW + _GAP) - _GAP
 
     def svg(self, title: str, figures: str) -> str:
-        width = self.width + _LEFT + _RIGHT
+        legend, end = self._legend()
+        words = _LEFT + max(9.2 * len(title), 6.7 * len(figures))
+        width = max(_LEFT + self.width, words, end) + _RIGHT
         height = self.height + _TOP + _BOTTOM
         parts = [
             f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
@@ -81,7 +81,7 @@ class _Chart:
             f"<rect width='{width:.0f}' height='{height:.0f}' fill='white'/>",
             _text(_LEFT, 28, title, 16, weight="600"),
             _text(_LEFT, 48, figures, 12, fill="#52606d"),
-            *self._legend(),
+            *legend,
             *self._lanes(),
             *self._boxes(),
             *self._axis(),
@@ -93,29 +93,32 @@ class _Chart:
         own = cost[self.schedule.chunk(table), np.arange(self.schedule.num_stages)]
         return np.where(table != IDLE, own, 0.0)
 
-    def _legend(self) -> Iterator[str]:
-        x = float(_LEFT)
+    def _legend(self) -> tuple[list[str], float]:
+        """What each colour means, and where that ends."""
+        x, chunks, parts = float(_LEFT), self.schedule.num_chunks, []
         for name, shades, _, _ in self.kinds:
-            for chunk in range(self.schedule.num_chunks):
-                yield _box(x, 60, 14, 12, _shade(shades, chunk, self.schedule.num_chunks))
+            shown = min(chunks, _SHADES)
+            for place in range(shown):
+                parts.append(_box(x, 60, 14, 12, _shade(shades, place, shown)))
                 x += 16
-            words = (
-                name
-                if self.schedule.num_chunks == 1
-                else (f"{name}, chunk 0 to {self.schedule.num_chunks - 1}")
-            )
-            yield _text(x + 3, 70.5, words, 11)
+            words = name if chunks == 1 else f"{name}, chunk 0 to {chunks - 1}"
+            parts.append(_text(x + 3, 70.5, words, 11))
             x += 22 + 6.1 * len(words)
-        yield _box(x, 60, 14, 12, BUBBLE, stroke=FAINT)
-        yield _text(x + 19, 70.5, "bubble", 11)
+        parts.append(_box(x, 60, 14, 12, BUBBLE, stroke=FAINT))
+        parts.append(_text(x + 19, 70.5, "bubble", 11))
+        return parts, x + 60
 
     def _lanes(self) -> Iterator[str]:
         for stage in range(self.schedule.num_stages):
             y = self._y(stage)
             yield _text(_LEFT - 12, y + _ROW / 2 + 4, f"stage {stage}", 12, anchor="end")
             yield _box(_LEFT, y, self.width, _ROW, BUBBLE)
+        before = -np.inf
         for start in self.starts:
             x = _LEFT + start * self.scale
+            if x - before < 3:  # lines that close would hide the bubble
+                continue
+            before = x
             yield (
                 f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP - 4}' y2='{_TOP + self.height + 4}' "
                 f"stroke='{FAINT}' stroke-width='1'/>"
@@ -136,7 +139,8 @@ class _Chart:
                     f"{name} of microbatch {microbatch}, chunk {chunk}: tick {tick}, stage {stage}"
                 )
                 yield f"<g><title>{told}</title>"
-                yield _box(x + 0.5, self._y(stage), max(width - 1, 0.5), _ROW, fill)
+                gap = min(1, width / 4)
+                yield _box(x + gap / 2, self._y(stage), width - gap, _ROW, fill)
                 size = min(12.0, (width - 3) / (0.6 * digits))
                 if size >= 5.5:
                     ink = "white" if _is_dark(fill) else INK
@@ -148,7 +152,7 @@ class _Chart:
     def _axis(self) -> Iterator[str]:
         y = _TOP + self.height + 20
         widths = np.diff(self.starts) * self.scale
-        step = next(n for n in (1, 2, 5, 10, 20, 50, 100, 1000, 10**6) if n * widths.mean() >= 20)
+        step = next(n for n in _STEPS if n * widths.mean() >= 20)
         end = 0.0  # of the last label
         for tick in range(0, self.schedule.num_ticks, step):
             x = _LEFT + self.starts[tick] * self.scale + widths[tick] / 2
@@ -181,7 +185,7 @@ def _is_dark(colour: str) -> bool:
 
 def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> str:
     return (
-        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height}' rx='2.5' "
+        f"<rect x='{x:.2f}' y='{y:.1f}' width='{width:.2f}' height='{height}' rx='2.5' "
         f"fill='{fill}' stroke='{stroke}'/>"
     )
 

@@ -51,8 +51,8 @@ def parse_costs(words: str, layout: str | None, schedule: Schedule) -> Costs:
         forward, backward, weight = (float(word) for word in words.split(","))
     except ValueError:
         raise UsageError(f"--costs {words!r} must be three numbers, as in 1,1,1") from None
-    if not all(0 < cost < 1e9 for cost in (forward, backward, weight)):
-        raise UsageError(f"--costs {words!r}: each must be a number above 0")
+    if not all(1e-6 <= cost <= 1e6 for cost in (forward, backward, weight)):
+        raise UsageError(f"--costs {words!r}: each must be a number from 1e-6 to 1e6")
     parts = schedule.num_stages * schedule.num_chunks
     counts = (1,) * parts if layout is None else parse_layout("--layout", layout)
     if len(counts) != parts:
@@ -74,16 +74,19 @@ def report(
 ) -> None:
     """Print the figures; write the picture and the table where they are asked for."""
     found = figures(schedule, costs)
+    for option, path, suffix in (("picture", picture, ".svg"), ("table", table, ".csv")):
+        if path is not None and Path(path).suffix != suffix:
+            raise UsageError(f"--{option} {path} must end in {suffix}")
     if picture is not None:
-        if Path(picture).suffix != ".svg":
-            raise UsageError(f"--picture {picture} must end in .svg")
-        Path(picture).write_text(gantt(schedule, costs, _title(found), _summary(found)))
+        drawn = gantt(schedule, costs, _title(found), _summary(found))
+        Path(picture).write_text(drawn, encoding="utf-8")
     if table is not None:
         write_table(schedule, table)
     if as_json:
         print(json.dumps(found))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    # Paths may hold brackets, which are no markup.
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{_title(found)}\n")
     lines = Table(show_header=False, box=None, pad_edge=False)
     lines.add_row("bubble", f"{found['bubble']:.1%}", "of the time a stage idles")

@@ -96,7 +96,10 @@ def _rows(path: Path) -> list[list[str]]:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"schedule {path} cannot be read: {reason}") from None
     lines = [line for line in text.splitlines() if line.strip() and line.lstrip()[0] != "#"]
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
+    try:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
+    except csv.Error as error:
+        raise UsageError(f"schedule {path} is no CSV: {error}") from None
     while rows and not any(rows[-1]):
         rows.pop()
     if rows and any(rows[0]) and not any(_looks_like_work(cell) for cell in rows[0]):

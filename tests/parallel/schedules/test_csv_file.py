@@ -51,6 +51,7 @@ def test_comments_titles_and_blanks(tmp_path: Path):
         ("F0,\n,F0\n,B0\nB0,\n,F1\n", r"stage 0 never runs the forward of microbatch 1"),
         ("F0.5\nB0.5\n", "more than its 2 ticks"),
         ("F99999\nB99999\n", "more than its 2 ticks"),
+        ("F0," + "x" * 200_000, "is no CSV: field larger"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text, words):
