@@ -56,7 +56,8 @@ class TextRows:
 
 
 class Loader:
-    """The endless stream of rows, cut into global batches.
+    """The endless stream of rows, cut into global batches; with `once` its first epoch alone, and
+    after it rows of padding.
 
     Attributes:
         num_rows: Rows in an epoch: of all sources, each once. May be less than a global batch.
@@ -77,11 +78,12 @@ class Loader:
         seed: int,
         vocab_size: int,
         fingerprint: str,
+        once: bool = False,
     ):
         self._groups = [[one] for one in rows] if weights else [list(rows)]
         self._borders = [np.cumsum([one.num_rows for one in group]) for group in self._groups]
         self._order = Order([int(border[-1]) for border in self._borders], weights, seed)
-        self._batch_size, self._length = batch_size, length
+        self._batch_size, self._length, self._once = batch_size, length, once
         self.num_rows = sum(one.num_rows for one in rows)
         self.tokens_per_epoch = sum(one.num_tokens for one in rows)
         self.vocab_size, self.fingerprint = vocab_size, fingerprint
@@ -99,6 +101,8 @@ class Loader:
             )
         batch = Batch.empty(stop - start, self._length)
         positions = step * self._batch_size + np.arange(start, stop)
+        if self._once:
+            positions = positions[positions < self.num_rows]
         groups, numbers = (array.tolist() for array in self._order.at(positions))
         for at, (group, row) in enumerate(zip(groups, numbers, strict=True)):
             borders = self._borders[group]
@@ -142,6 +146,7 @@ def make_loader(config: RunConfig, split: Split = "train") -> Loader:
         seed=VALIDATION_SEED if split == "validation" else config.seed,
         vocab_size=vocab_size,
         fingerprint=hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16],
+        once=split == "validation" and weights is None,
     )
 
 

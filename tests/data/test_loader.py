@@ -114,6 +114,17 @@ def test_validation_is_disjoint_fixed_and_of_the_asked_size(tmp_path: Path):
     assert train.fingerprint != held.fingerprint
 
 
+def test_held_back_rows_come_once_and_then_padding(tmp_path: Path):
+    given: dict[str, Any] = {"sources": [text_file(tmp_path)], "validation_fraction": 0.2}
+    held = make_loader(config(B=5, **given), "validation")
+    num_batches = -(-held.num_rows // 5)
+    assert held.num_rows % 5, "the last batch is to be a part"
+    batches = [held.rows(step, 0, 5) for step in range(num_batches)]
+    assert sum(int(batch.loss_mask.sum()) for batch in batches) == held.tokens_per_epoch
+    rest = held.rows(num_batches - 1, held.num_rows % 5, 5)
+    assert not np.any(np.stack(rest)) and not np.any(np.stack(held.rows(num_batches, 0, 5)))
+
+
 def test_validation_sources_of_their_own(tmp_path: Path):
     given: dict[str, Any] = {
         "sources": [text_file(tmp_path, letter="a")],
