@@ -1,9 +1,12 @@
 """What a run leaves behind: checkpoints, validation losses, traces and logs."""
 
+import re
 from dataclasses import dataclass
 
 from jaxdist.config import limits
 from jaxdist.config.errors import UsageError
+
+_STEPS = r"([0-9]{1,10}):([0-9]{1,10})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +64,8 @@ class ProfileConfig:
     def __post_init__(self):
         if self.steps is None:
             return
-        first, colon, last = (
-            self.steps.partition(":") if isinstance(self.steps, str) else ("", "", "")
-        )
-        if not (colon and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        found = isinstance(self.steps, str) and re.fullmatch(_STEPS, self.steps)
+        if not (found and 1 <= int(found[1]) <= int(found[2])):
             raise UsageError(
                 f"profile.steps={self.steps!r} must be FIRST:LAST with 1 <= FIRST <= LAST, "
                 f"such as 10:12"

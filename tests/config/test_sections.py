@@ -74,6 +74,7 @@ NAN = float("nan")
         (ProfileConfig, {"steps": "0:3"}, "FIRST:LAST"),
         (ProfileConfig, {"steps": "5"}, "FIRST:LAST"),
         (ProfileConfig, {"steps": 5}, "FIRST:LAST"),
+        (ProfileConfig, {"steps": f"1:{'9' * 5000}"}, "FIRST:LAST"),
         (LogConfig, {"wandb": ""}, "log.wandb"),
         (LogConfig, {"progress": None}, "log.progress"),
     ],
