@@ -82,6 +82,11 @@ class Checkpointer:
             args = ocp.args.Composite(extra=ocp.args.JsonRestore())
             return self._manager.restore(step, args=args)["extra"]
 
+    def check(self, step: int, abstract_state: Any) -> None:
+        """Refuse a state that checkpoint `step` does not hold, by its names and shapes alone."""
+        self.wait()
+        self._check_shapes(step, _storable(named_leaves(abstract_state)))
+
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """The state of checkpoint `step` with the tree, dtypes and shardings of `abstract_state`.
 

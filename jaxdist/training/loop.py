@@ -26,16 +26,17 @@ from jaxdist.training import dry_run
 from jaxdist.training.batches import batch_maker
 from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.flops import flops_per_token, peak_flops
-from jaxdist.training.metrics import MetricsLog
+from jaxdist.training.metrics import MetricsLog, check_installed
 from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import plot_loss
 from jaxdist.training.progress import Progress
 from jaxdist.training.resume import differences, new_decay
-from jaxdist.training.run_folder import check_writable
+from jaxdist.training.run_folder import alone_in, check_place, check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
 from jaxdist.training.state import TrainState
 from jaxdist.training.step import Metrics, mean_loss
+from jaxdist.training.trace import Trace
 
 
 def run(config: RunConfig) -> int:
@@ -51,12 +52,16 @@ def run(config: RunConfig) -> int:
     if config.dry_run:
         dry_run.report(setup)
         return 0
-    start = _resume_point(config)
+    _resume_point(config)
+    check_place(config.run_dir)
+    check_installed(config.log)
     loader = make_loader(config)
     validation = make_loader(config, "validation") if config.eval.every else None
     check_writable(config.run_dir)
-    with _Run(setup, loader, validation, start) as training:
-        return training.run()
+    with alone_in(config.run_dir):
+        start = _resume_point(config)  # again: another trainer may have saved in the meantime
+        with _Run(setup, loader, validation, start) as training:
+            return training.run()
 
 
 class _Run:
@@ -73,11 +78,13 @@ class _Run:
         if start is not None:
             saved = self.checkpoints.extra(start)
             self._refuse_changes(saved)
+            setup.check_saved(self.checkpoints, start)
             self.new_decay = new_decay(saved["config"], asdict(config))
         self.last = min(config.train.steps, config.train.stop_after or config.train.steps)
         self.first_process = distributed.is_first_process()
         self.progress = Progress(config, self.step, self.last)
         self.unread: tuple[int, Metrics] | None = None
+        self.trace = Trace(config.profile, config.run_dir)
         self.is_prepared = False
 
     def __enter__(self) -> "_Run":
@@ -85,6 +92,7 @@ class _Run:
 
     def __exit__(self, *error: object) -> None:
         self.progress.close()
+        self.trace.close()
         if self.is_prepared:
             self.log.close()
         self.checkpoints.close()
@@ -94,6 +102,7 @@ class _Run:
         folder = self.config.run_dir
         if self.step >= self.last:
             self.progress.say(f"nothing to do: {folder} is at step {self.step} already")
+            self._plot()
             return 0
         self.progress.say(f"training {self.setup.description}, into {folder}; compiling first")
         if self.new_decay:
@@ -101,7 +110,7 @@ class _Run:
         self._prepare()
         with StopSignals() as signals, self._batches(self.loader) as batches:
             for step, batch in batches:
-                with self._profiled(step + 1):
+                with self.trace.around(step + 1, lambda: self.state):
                     self.state, metrics = self.train_step(self.state, batch)
                 self._read_metrics()
                 self.step, self.unread = step + 1, (step + 1, metrics)
@@ -113,10 +122,8 @@ class _Run:
                 if stopping:
                     return self._stopped(signals.received)
             # A signal from here on finds a run that ends anyway, with its last checkpoint whole.
-            self._save()
             self.checkpoints.wait()
-        if self.first_process:
-            plot_loss(folder)
+        self._plot()
         self.progress.say(f"step {self.step} is saved in {folder}")
         return 0
 
@@ -191,8 +198,7 @@ class _Run:
         values = {name: float(value) for name, value in metrics.items()}
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
-        train = self.config.train
-        rate = train.global_batch_size * train.sequence_length / seconds
+        rate = values["num_tokens"] / seconds  # padding is no work of the model's
         self.tokens += int(values["num_tokens"])
         row = {
             "step": step,
@@ -237,8 +243,8 @@ class _Run:
         row = self._next_row()
         make = self._maker(self.validation)
         # No row counts twice, however little text is held back.
-        epoch = self.validation.num_rows // self.config.train.global_batch_size
-        batches = range(min(self.config.eval.batches, max(epoch, 1)))
+        epoch = -(-self.validation.num_rows // self.config.train.global_batch_size)
+        batches = range(min(self.config.eval.batches, epoch))
         sums = [self.eval_step(self.state.params, make(step)) for step in batches]
         loss = mean_loss(sums)
         if row is not None:
@@ -257,6 +263,10 @@ class _Run:
         self.setup.save(self.checkpoints, self.step, self.state, extra)
         self.clock = time.perf_counter()
 
+    def _plot(self) -> None:
+        if self.first_process:
+            plot_loss(self.config.run_dir)
+
     def _stopped(self, received: int | None) -> int:
         self.checkpoints.wait()
         if self.first_process:
@@ -266,17 +276,6 @@ class _Run:
                 "with --resume auto goes on from there"
             )
         return ABORTED if received == signal.SIGINT else 0
-
-    @contextmanager
-    def _profiled(self, step: int) -> Iterator[None]:
-        """Trace the steps that the config asks for, whole steps with their device work."""
-        traced = self.config.profile.first_and_last
-        if traced and step == traced[0]:
-            jax.profiler.start_trace(self.config.run_dir / "profile")
-        yield
-        if traced and step == traced[1]:
-            jax.block_until_ready(self.state)
-            jax.profiler.stop_trace()
 
 
 class NonFinite(ArithmeticError):

@@ -87,6 +87,12 @@ class MetricsLog:
             raise UsageError(f"{self._path} cannot be written: {error.strerror}") from error
 
 
+def check_installed(config: LogConfig) -> None:
+    """Refuse what is asked for and not installed, before there is a step to log."""
+    if config.wandb:
+        _wandb(config.wandb)
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a `metrics.jsonl`, without lines that a killed run has left unfinished."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -130,11 +136,18 @@ def _start_tensorboard(run_dir: Path, resume_step: int) -> Any:
 
 
 def _start_wandb(project: str, run_dir: Path) -> Any:
+    wandb = _wandb(project)
     try:
-        wandb = importlib.import_module("wandb")  # an extra, absent in most installs
+        return wandb.init(project=project, name=run_dir.name, dir=str(run_dir))
+    except wandb.Error as error:  # not logged in, or no way there
+        raise UsageError(f"log.wandb={project}: {error}; or leave log.wandb out") from error
+
+
+def _wandb(project: str) -> Any:
+    try:
+        return importlib.import_module("wandb")  # an extra, absent in most installs
     except ImportError as error:
         raise UsageError(
             f"log.wandb={project} needs the package wandb: pip install 'jaxdist[wandb]', "
             "or leave log.wandb out"
         ) from error
-    return wandb.init(project=project, name=run_dir.name, dir=str(run_dir))

@@ -38,8 +38,7 @@ class Progress:
             is_wide = self._console.width >= _WIDE
             columns = (BarColumn(bar_width=20), text) if is_wide else (text,)
             self._bar = Bar(*columns, console=self._console)
-            self._task = self._bar.add_task("compiling", total=last, completed=first)
-            self._bar.start()
+            self._task = self._bar.add_task("", total=last, completed=first)
 
     def update(self, row: Mapping[str, float]) -> None:
         """Shows the row of a step that is done."""
@@ -50,6 +49,8 @@ class Progress:
         self._since = self._since or (now, step)
         text = self._describe(row, self._remaining(step, now))
         if self._bar is not None:
+            # It hides the cursor, which a Ctrl-C while the step is compiled would leave so.
+            self._bar.start()
             self._bar.update(self._task, completed=step, description=text)
         elif now >= self._next_line or step == self._last or "val_loss" in row:
             self._next_line = now + _SECONDS_BETWEEN_LINES

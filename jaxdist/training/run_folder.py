@@ -7,6 +7,7 @@ the model that the run started from, so that the run stands on its own.
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,14 +22,30 @@ from jaxdist.interop.leaves import TABLES, layers_of, leaf_shapes
 from jaxdist.precision import Policy
 from jaxdist.training.checkpoint import Checkpointer
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 CONFIG = "config.yaml"
 ORIGIN = "origin"
+LOCK = ".lock"
 
 
 def open_run(run: str | Path) -> "RunFolder":
     """Open a run's folder by its config."""
     run = Path(os.path.expanduser(run))
     return RunFolder(run, load(run / CONFIG))
+
+
+def check_place(run: Path) -> None:
+    """Refuse a place where the run's folder can plainly not be written; makes nothing."""
+    places = (run / "checkpoints", run, *run.absolute().parents)
+    place = next(place for place in places if os.path.lexists(place))
+    if not place.is_dir():
+        raise _cannot_be_written(run, f"{place} is not a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _cannot_be_written(run, f"nothing may be written in {place}")
 
 
 def check_writable(run: Path) -> None:
@@ -39,10 +56,34 @@ def check_writable(run: Path) -> None:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"--output-dir {run} cannot be written: {reason}; choose another folder"
-        ) from error
+        raise _cannot_be_written(run, getattr(error, "strerror", None) or error) from error
+
+
+def _cannot_be_written(run: Path, reason: object) -> UsageError:
+    return UsageError(f"--output-dir {run} cannot be written: {reason}; choose another folder")
+
+
+@contextmanager
+def alone_in(run: Path) -> Iterator[None]:
+    """Hold a run's folder against a second trainer, which would mix its rows and checkpoints in.
+
+    The kernel lets go of it when the process dies. Of several processes the first holds it; where
+    the system or the file system has no locks, nobody does.
+    """
+    if fcntl is None or jax.process_index() != 0:
+        yield
+        return
+    with open(run / LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"--output-dir {run}: another process trains there; wait for it, or choose another "
+                "folder"
+            ) from None
+        except OSError:  # no locks here
+            pass
+        yield
 
 
 @dataclass(frozen=True)

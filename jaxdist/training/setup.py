@@ -8,10 +8,11 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxdist.config import MeshShape, RunConfig
+from jaxdist.config import MeshShape, RunConfig, UsageError
 from jaxdist.config.checks import check_mesh
 from jaxdist.config.init_from import check_same_weights
 from jaxdist.models.transformer import Transformer
@@ -46,6 +47,7 @@ class Setup:
             _schedule(config, config.mesh_shape.pp)  # refused before a device is touched
         mesh = make_mesh(config.mesh_shape, config)
         check_mesh(config, shape_of(mesh))
+        _check_processes(mesh.devices, jax.process_count())
         return cls(config, mesh)
 
     @property
@@ -122,6 +124,11 @@ class Setup:
         """Begin to save `state` as checkpoint `step`, with its layers in the model's order."""
         checkpoints.save(step, layer_order.in_models_order(state, self.pipeline.layers), extra)
 
+    def check_saved(self, checkpoints: Checkpointer, step: int) -> None:
+        """Refuse to go on from checkpoint `step` where it holds another kind of state."""
+        own = self.layout.target(self.mesh)
+        checkpoints.check(step, layer_order.target(own, self.pipeline.layers))
+
     def restore(self, checkpoints: Checkpointer, step: int) -> tuple[TrainState, dict[str, Any]]:
         """The state of checkpoint `step`, and what was saved with it."""
         own, layers = self.layout.target(self.mesh), self.pipeline.layers
@@ -156,6 +163,17 @@ class Setup:
         with jax.set_mesh(self.mesh):
             step = jax.jit(make_eval_step(self.pipeline))
             return step.lower(params, self.abstract_batch()).compile()
+
+
+def _check_processes(devices: np.ndarray, num_processes: int) -> None:
+    """Refuse a mesh that leaves a process without a device: it could not take part in the step."""
+    have_one = {device.process_index for device in devices.flat}
+    if len(have_one) < num_processes:
+        raise UsageError(
+            f"mesh {'x'.join(map(str, devices.shape))} takes {devices.size} devices, which are "
+            f"those of {len(have_one)} of {num_processes} processes; choose a mesh that takes all "
+            "devices, or start fewer processes"
+        )
 
 
 def _schedule(config: RunConfig, num_stages: int) -> Schedule:

@@ -19,6 +19,7 @@ from jaxdist.config.command_line import parse
 from jaxdist.training.learning_rate import make_schedule
 from jaxdist.training.loop import NonFinite, run
 from jaxdist.training.metrics import read_rows
+from jaxdist.training.run_folder import alone_in
 from jaxdist.training.setup import Setup
 
 TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
@@ -111,9 +112,11 @@ def test_another_mesh_goes_on_with_the_same_curve(whole_on, tmp_path, mesh, zero
 
 def test_a_finished_run_is_left_as_it_is_without_compiling(whole, capsys, monkeypatch):
     before = (whole / "metrics.jsonl").read_bytes()
+    (whole / "loss.png").unlink()  # as where the run was killed before it was drawn
     monkeypatch.delattr(Setup, "compile_train_step")
     assert train(whole, "--eval.every", "3", mesh=SMALL) == 0
     assert "nothing to do" in capsys.readouterr().err
+    assert (whole / "loss.png").exists()
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
@@ -141,6 +144,29 @@ def test_changed_settings_are_refused(whole, flags, words):
     assert (whole / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "flags", [["--optimizer.ema_decay", "0.9"], ["--precision.policy", "fp16"]]
+)
+def test_a_state_that_is_not_in_the_checkpoint_is_refused_before_compiling(
+    whole, flags, monkeypatch
+):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    with pytest.raises(UsageError, match="step 6 .* holds no .*other settings"):
+        train(whole, "--train.steps", "9", *flags, mesh=SMALL)
+
+
+def test_a_second_trainer_is_refused(whole, monkeypatch):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    with alone_in(whole), pytest.raises(UsageError, match="another process trains there"):
+        train(whole, "--train.steps", "9", mesh=SMALL)
+
+
+def test_an_absent_package_is_named_before_the_text_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match="needs the package wandb"):
+        train(tmp_path, "--log.wandb", "project", "--data.sources", "/nonexistent.txt", mesh=SMALL)
+
+
 def test_must_needs_a_checkpoint_and_writes_nothing(tmp_path):
     with pytest.raises(UsageError, match="no checkpoint"):
         train(tmp_path / "run", "--resume", "must")
@@ -148,11 +174,11 @@ def test_must_needs_a_checkpoint_and_writes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["run", "run/checkpoints"])
-def test_a_file_in_the_folder_s_place_is_refused_before_compiling(tmp_path, part):
+def test_a_file_in_the_folder_s_place_is_refused_before_the_text_is_read(tmp_path, part):
     (tmp_path / part).parent.mkdir(exist_ok=True)
     (tmp_path / part).write_text("kept")
     with pytest.raises(UsageError, match="--output-dir .*run cannot be written.*choose another"):
-        train(tmp_path / "run")
+        train(tmp_path / "run", "--data.sources", "/nonexistent.txt")
     assert (tmp_path / part).read_text() == "kept"
 
 

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -110,6 +111,15 @@ def events(data: bytes):
 def test_wandb_without_its_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"pip install 'jaxdist\[wandb\]'"):
+        MetricsLog(tmp_path, LogConfig(wandb="project"))
+
+
+def test_wandb_that_refuses_is_one_line(tmp_path, monkeypatch):
+    def init(**_):
+        raise ConnectionResetError("no API key")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Error=ConnectionError))
+    with pytest.raises(UsageError, match="log.wandb=project: no API key; or leave log.wandb out"):
         MetricsLog(tmp_path, LogConfig(wandb="project"))
 
 

@@ -1,7 +1,9 @@
 """A run's schedule out of a file: refused before a device is touched."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxdist.config import UsageError
@@ -43,3 +45,13 @@ def test_a_table_that_cannot_run(tmp_path: Path, monkeypatch, text, words):
         setup_of(table)
     with pytest.raises(UsageError, match="none.csv cannot be read"):
         setup_of(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("places, fits", [([0, 0, 1, 1], True), ([0, 0], False)])
+def test_every_process_has_a_device_of_the_mesh(places, fits):
+    devices = np.array([SimpleNamespace(process_index=i) for i in places]).reshape(-1, 1, 1)
+    if fits:
+        setup._check_processes(devices, 2)
+        return
+    with pytest.raises(UsageError, match="mesh 2x1x1 takes 2 devices.* of 1 of 2 processes"):
+        setup._check_processes(devices, 2)
