@@ -15,7 +15,7 @@ if sys.argv[:1] == ["-m"] and any(word.startswith("jaxdist.") for word in sys.or
 _LAZY = {
     "LLM": "jaxdist.llm",
     "SamplingParams": "jaxdist.inference.sampling.sampling_params",
-    "StructuredOutput": "jaxdist.inference.sampling.sampling_params",
+    "StructuredOutputsParams": "jaxdist.inference.sampling.sampling_params",
 }
 
 

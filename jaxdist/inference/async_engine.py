@@ -107,7 +107,7 @@ class AsyncEngine:
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, **how: Any
     ) -> Prepared:
         """`Engine.prepare`; in another thread where it may take long."""
-        if params.structured is not None or len(prompt) > 10_000:
+        if params.structured_outputs is not None or len(prompt) > 10_000:
             return await asyncio.to_thread(self._engine.prepare, request_id, prompt, params, **how)
         return self._engine.prepare(request_id, prompt, params, **how)
 

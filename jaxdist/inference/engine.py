@@ -278,6 +278,7 @@ class Engine:
         counters, metrics = self.counters, group.metrics
         counters.generation_tokens += len(token_ids)
         if row.num_drafts:
+            counters.num_drafts += 1
             counters.num_draft_tokens += row.num_drafts
             counters.num_accepted_tokens += len(result.token_ids) - 1
         metrics.last_token_time = now

@@ -1,7 +1,5 @@
 """A request of the caller and its n continuations, which the scheduler knows one by one."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from jaxdist.inference.continuation import Continuation
@@ -25,7 +23,7 @@ def requests_of(
             request_id=prepared.request_id,
             index=index,
             prompt_ids=prepared.prompt_ids,
-            params=params if index == 0 else replace(params, prompt_logprobs=None),
+            params=params if index == 0 else params.varied(prompt_logprobs=None),
             max_tokens=prepared.max_tokens,
             order=(prepared.priority, num_arrived + index),
             salt=prepared.salt,

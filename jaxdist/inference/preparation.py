@@ -6,7 +6,7 @@ Nothing here depends on the engine's state, so it runs on the caller's thread.
 import random
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.guidance.guide import bad_word_ids
-from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxdist.inference.scheduling.request import resolve_max_tokens, whole_ids
 from jaxdist.inference.scheduling.step import Runner
 
@@ -34,7 +34,7 @@ class Prepared:
     Attributes:
         prompt: Its text, where it was given as text.
         params: Of each of the n, seeds set; one for an embedding.
-        grammar: What `params.structured` compiled to.
+        grammar: What `params.structured_outputs` compiled to.
         bad_words: Token sequences that do not appear.
         stream: Whether there is an output whenever something is new, or only the last.
     """
@@ -106,12 +106,12 @@ class Preparer:
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else prompt_text,
             prompt_ids=ids,
-            params=[params if s == params.seed else replace(params, seed=s) for s in seeds],
+            params=[params.varied(seed=s) for s in seeds],
             max_tokens=max_tokens,
             pooling=pooling,
             priority=priority,
             salt=cache_salt,
-            grammar=None if pooling else self._compile(params.structured, tokenizer),
+            grammar=None if pooling else self._compile(params.structured_outputs, tokenizer),
             bad_words=() if tokenizer is None else bad_word_ids(params.bad_words, tokenizer),
             stream=stream,
         )
@@ -129,7 +129,7 @@ class Preparer:
         except UsageError as error:  # its message begins with the field
             raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from None
         if self.tokenizer is None:
-            for name in ("stop", "bad_words", "structured"):
+            for name in ("stop", "bad_words", "structured_outputs"):
                 if getattr(params, name):
                     raise RequestError(
                         f"{name} needs a tokenizer, and this model has none; leave it out",
@@ -137,7 +137,9 @@ class Preparer:
                     )
         return self.tokenizer
 
-    def _compile(self, structured: StructuredOutput | None, tokenizer: Tokenizer | None) -> Any:
+    def _compile(
+        self, structured: StructuredOutputsParams | None, tokenizer: Tokenizer | None
+    ) -> Any:
         if structured is None or tokenizer is None:
             return None
         # Only loaded where it is asked for: its library is an extra.
@@ -146,4 +148,4 @@ class Preparer:
         try:
             return compile_grammar(structured, tokenizer, sorted(self.eos_ids))
         except UsageError as error:
-            raise RequestError(str(error), param="structured") from None
+            raise RequestError(str(error), param="structured_outputs") from None

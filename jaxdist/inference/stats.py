@@ -18,6 +18,7 @@ class Counters:
         computed_tokens: Put through the model: recomputed ones again, drafts included.
         generation_tokens: Given out.
         finished: Requests by finish reason, each of the n counted.
+        num_drafts: Rows with guesses.
         num_draft_tokens, num_accepted_tokens: Guesses, and how many were right.
         host_seconds: Spent in steps outside of the runner.
         launch_seconds: Spent by the runner on handing steps to the device.
@@ -29,6 +30,7 @@ class Counters:
     computed_tokens: int = 0
     generation_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     host_seconds: float = 0.0

@@ -85,7 +85,8 @@ def make_app(service: Service) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(service.options.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # OpenAI's own client sends a dozen about itself
+            expose_headers=["retry-after", "x-request-id"],
         )
     app.openapi = lambda: _openapi(app)
     return app
@@ -144,13 +145,14 @@ def _add_texts(app: FastAPI, service: Service, metrics: Metrics) -> None:
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a chat's prompt."""
         body = await read_body(request, TokenizeRequest, most)
-        return json_answer(await tokenization.tokenize(body, service.ready_model(body.model)))
+        model = service.ready_model(body.model)
+        return json_answer(await tokenization.tokenize(body, model, service.options))
 
     @app.post("/detokenize", **_takes(DetokenizeRequest, responses.Text))
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         body = await read_body(request, DetokenizeRequest, most)
-        return json_answer(tokenization.detokenize(body, service.ready_model(body.model)))
+        return json_answer(await tokenization.detokenize(body, service.ready_model(body.model)))
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -194,6 +196,11 @@ def _add_state(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Whether requests are served: 503 while loading and while shutting down."""
         service.ready_model()
         return Response(status_code=200)
+
+    @app.get("/version", response_model=responses.Version)
+    async def version() -> Response:
+        """Of jaxdist."""
+        return json_answer(responses.Version(version=__version__))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def scrape() -> Response:

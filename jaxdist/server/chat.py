@@ -7,6 +7,7 @@ from typing import Any
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.data.tokenizer_files import chat_template
+from jaxdist.server.aside import aside
 from jaxdist.server.errors import APIError
 from jaxdist.server.protocol import Message, Tool
 from jaxdist.server.special_tokens import Disguise, SpecialTokens
@@ -27,6 +28,7 @@ class Chat:
     """Renders chats for one model.
 
     Attributes:
+        tokens: Special tokens of the vocabulary.
         has_template: Whether the model brought one.
         stops: Texts that end an answer besides the request's own.
     """
@@ -36,12 +38,12 @@ class Chat:
     ):
         """files: The model's small files, by name, as `ModelSource.companions` gives them.
         template: In place of theirs."""
-        self._tokens = SpecialTokens(tokenizer)
+        self.tokens = SpecialTokens(tokenizer)
         template = template or chat_template(dict(files))
         self.has_template = template is not None
         self.stops = () if self.has_template else (PLAIN_STOP,)
         self._process = TemplateProcess(template or PLAIN_TEMPLATE)
-        self._named = _named_tokens(files, tokenizer, self._tokens)
+        self._named = _named_tokens(files, tokenizer, self.tokens)
 
     async def start(self) -> None:
         """Compile the template, in a process of its own."""
@@ -53,7 +55,7 @@ class Chat:
 
     def is_special(self, text: str) -> bool:
         """Whether `text` is a special token."""
-        return text in self._tokens.ids
+        return text in self.tokens.ids
 
     async def prompt(
         self,
@@ -63,12 +65,14 @@ class Chat:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Ids of the prompt. Special tokens come from the template only, bos included.
 
-        extra: Further variables of the template, such as enable_thinking.
+        extra: Further variables of the template, such as enable_thinking. documents: What an answer
+        may draw on, where the template shows it.
         """
-        told = [_plain(message) for message in messages]
+        told = await aside(10 * len(messages), list, map(_plain, messages))
         schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()]
         if schemas and "tools" not in self._process.uses:
             told, schemas = describe_tools(told, schemas), []
@@ -76,21 +80,36 @@ class Chat:
             raise APIError(
                 f"chat_template_kwargs must not set {min(unknown)}", param="chat_template_kwargs"
             )
-        disguise = Disguise(self._tokens, _texts([told, schemas, extra or {}]))
-        hidden = [_hide_message(message, disguise) for message in told]
+        if documents and "documents" not in self._process.uses:
+            raise APIError(
+                "the model's chat template shows no documents; write them into a message",
+                param="documents",
+            )
+        given = [told, schemas, list(documents or ()), dict(extra or {})]
+        size = sum(map(len, _texts(given)))
+        disguise, variables = await aside(size, self._disguised, *given)
         text = await self._process.render(
             {
-                **_hide(dict(extra or {}), disguise),
+                **variables,
                 **self._named,
-                "messages": hidden,
-                "tools": _hide(schemas, disguise) or None,
-                "documents": None,
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
             }
         )
         if continue_final_message:
-            text = _up_to(text, hidden[-1]["content"].strip())
-        return self._tokens.encode(text, disguise)
+            text = _up_to(text, variables["messages"][-1]["content"].strip())
+        return await aside(len(text), self.tokens.encode, text, disguise)
+
+    def _disguised(
+        self, messages: list[Any], tools: list[Any], documents: list[Any], extra: dict[str, Any]
+    ) -> tuple[Disguise, dict[str, Any]]:
+        """The template's variables, no special token being spelled in their texts."""
+        disguise = Disguise(self.tokens, _texts([messages, tools, documents, extra]))
+        return disguise, {
+            **_hide(extra, disguise),
+            "messages": [_hide_message(message, disguise) for message in messages],
+            "tools": _hide(tools, disguise) or None,
+            "documents": _hide(documents, disguise) or None,
+        }
 
 
 def _plain(message: Message) -> dict[str, Any]:

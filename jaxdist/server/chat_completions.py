@@ -7,8 +7,9 @@ from typing import Any
 from jaxdist.inference.outputs import CompletionOutput, Logprobs
 from jaxdist.server import sampling
 from jaxdist.server.completions import likeliest, prompt_logprobs
+from jaxdist.server.prompts import cut
 from jaxdist.server.protocol import ChatRequest
-from jaxdist.server.requests import Job
+from jaxdist.server.requests import Job, StreamUsage
 from jaxdist.server.responses import (
     AnswerMessage,
     Call,
@@ -48,15 +49,20 @@ class ChatJob:
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=bool(request.continue_final_message),
             extra=request.chat_template_kwargs,
+            documents=request.documents,
         )
         await job.prepare(
             model,
-            [(None, ids)],
+            cut([(None, ids)], request.truncate_prompt_tokens, model.room(params)),
             params,
             priority=request.priority,
             cache_salt=request.cache_salt,
             stream=bool(request.stream),
-            called={"prompt": "messages", "structured": sampling.structure_field(request)},
+            called={
+                "prompt": "messages",
+                "max_tokens": sampling.most_field(request),
+                "structured_outputs": sampling.structure_field(request),
+            },
         )
 
     async def whole(self) -> ChatCompletion:
@@ -71,26 +77,29 @@ class ChatJob:
                 message.tool_calls = [_call(call) for call in delta.calls]
             elif not delta.content:
                 message.content = ""
-            choices.append(
-                ChatChoice(
-                    index=now.index,
-                    message=message,
-                    logprobs=self._logprobs(now.token_ids, now.logprobs),
-                    finish_reason=self._reason(now, told),
-                    stop_reason=now.stop_reason,
-                )
+            choice = ChatChoice(
+                index=now.index,
+                message=message,
+                logprobs=self._logprobs(now.token_ids, now.logprobs),
+                finish_reason=self._reason(now, told),
+                stop_reason=now.stop_reason,
             )
+            if self._request.return_token_ids:
+                choice.token_ids = list(now.token_ids)
+            choices.append(choice)
         answer = ChatCompletion(
             **self._head("chat.completion"), choices=choices, usage=self._job.usage()
         )
         if self._request.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(output, self._model.text_of)
+        if self._request.return_token_ids:
+            answer.prompt_token_ids = list(output.prompt_token_ids)
         return answer
 
     async def stream(self) -> AsyncGenerator[ChatChunk, None]:
         """The answer in pieces; the usage in one more, where it was asked for."""
-        options = self._request.stream_options
-        with_usage = bool(options and options.include_usage)
+        usage = StreamUsage(self._request, self._job.usage)
+        with_ids = bool(self._request.return_token_ids)
         told = [_Told(self._use) for _ in range(self._request.n or 1)]
 
         def chunk(now: CompletionOutput, delta: AnswerMessage, **fields: Any) -> ChatChunk:
@@ -98,8 +107,8 @@ class ChatJob:
                 **{"index": now.index, "delta": delta, "logprobs": None, "finish_reason": None}
                 | fields
             )
-            usage: dict[str, Any] = {"usage": None} if with_usage else {}
-            return ChatChunk(**self._head("chat.completion.chunk"), choices=[choice], **usage)
+            head = self._head("chat.completion.chunk")
+            return ChatChunk(**head, choices=[choice], **usage.of_event())
 
         async with contextlib.aclosing(self._job.outputs()) as outputs:
             async for _, output in outputs:
@@ -108,17 +117,19 @@ class ChatJob:
                     if known.ended:
                         continue
                     if not known.begun:
-                        yield chunk(now, AnswerMessage(role="assistant", content=""))
+                        begin = chunk(now, AnswerMessage(role="assistant", content=""))
+                        if with_ids:
+                            begin.prompt_token_ids = list(output.prompt_token_ids)
+                        yield begin
                     first = known.num_tokens
-                    delta = known.take(now)
-                    logprobs = self._logprobs(
-                        now.token_ids[first:], now.logprobs and now.logprobs[first:]
-                    )
-                    for message in _messages(delta):
-                        yield chunk(now, message, logprobs=logprobs)
-                        logprobs = None
-                    if logprobs is not None and logprobs.content:
-                        yield chunk(now, AnswerMessage(content=""), logprobs=logprobs)
+                    ids, messages = list(now.token_ids[first:]), _messages(known.take(now))
+                    about: dict[str, Any] = {"token_ids": ids} if with_ids else {}
+                    about["logprobs"] = self._logprobs(ids, now.logprobs and now.logprobs[first:])
+                    if not messages and ids and any(about.values()):
+                        messages = [AnswerMessage(content="")]
+                    for message in messages:
+                        yield chunk(now, message, **about)
+                        about = {}
                     if known.ended:
                         yield chunk(
                             now,
@@ -126,9 +137,9 @@ class ChatJob:
                             finish_reason=self._reason(now, known),
                             stop_reason=now.stop_reason,
                         )
-        if with_usage:
+        if usage.wanted:
             head = self._head("chat.completion.chunk")
-            yield ChatChunk(**head, choices=[], usage=self._job.usage())
+            yield ChatChunk(**head, choices=[], usage=usage.of_end())
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -161,9 +172,9 @@ class ChatJob:
         return ChatLogprobs(content=content)
 
     def _candidate(self, token: int, logprob: float) -> dict[str, Any]:
-        text_of = self._model.text_of
+        text_of, as_id = self._model.text_of, self._request.return_tokens_as_token_ids
         return {
-            "token": text_of.text(token),
+            "token": text_of.name(token, as_id),
             "logprob": logprob,
             "bytes": list(text_of.bytes(token)),
         }

@@ -6,9 +6,9 @@ from typing import Any
 
 from jaxdist.inference.outputs import CompletionOutput, Logprobs, RequestOutput
 from jaxdist.server import sampling
-from jaxdist.server.prompts import encode, split
+from jaxdist.server.prompts import cut, encode, split
 from jaxdist.server.protocol import CompletionRequest
-from jaxdist.server.requests import Job
+from jaxdist.server.requests import Job, StreamUsage
 from jaxdist.server.responses import Completion, CompletionChoice, CompletionLogprobs
 from jaxdist.server.service import Model
 from jaxdist.server.token_text import TokenText
@@ -30,15 +30,21 @@ class CompletionJob:
         job.service.options.limits.check(request, len(prompts))
         params = sampling.of_completion(request, self._model.defaults)
         special = request.add_special_tokens is not False
-        encoded = await encode(self._model, prompts, "prompt", add_special_tokens=special)
+        encoded = await encode(
+            self._model,
+            prompts,
+            "prompt",
+            add_special_tokens=special,
+            parse_special=job.service.options.parses_special(request),
+        )
         await job.prepare(
             self._model,
-            encoded,
+            cut(encoded, request.truncate_prompt_tokens, self._model.room(params)),
             params,
             priority=request.priority,
             cache_salt=request.cache_salt,
             stream=bool(request.stream),
-            called={"structured": sampling.structure_field(request)},
+            called={"structured_outputs": sampling.structure_field(request)},
         )
 
     async def whole(self) -> Completion:
@@ -52,8 +58,9 @@ class CompletionJob:
 
     async def stream(self) -> AsyncGenerator[Completion, None]:
         """The answer in pieces; the usage in one more, where it was asked for."""
-        options = self._request.stream_options
-        with_usage = bool(options and options.include_usage)
+        usage = StreamUsage(
+            self._request, lambda: self._job.usage(without_answer=self._only_prompt)
+        )
         told: dict[int, _Told] = {}
         async with contextlib.aclosing(self._job.outputs()) as outputs:
             async for i, output in outputs:
@@ -61,9 +68,9 @@ class CompletionJob:
                     piece = _Piece(self, i, output, choice)
                     new = piece.since(told.setdefault(piece.index, _Told()))
                     if new is not None:
-                        yield self._completion([new], **({"usage": None} if with_usage else {}))
-        if with_usage:
-            yield self._completion([], usage=self._job.usage(without_answer=self._only_prompt))
+                        yield self._completion([new], **usage.of_event())
+        if usage.wanted:
+            yield self._completion([], usage=usage.of_end())
 
     def _completion(self, choices: list[CompletionChoice], **usage: Any) -> Completion:
         return Completion(
@@ -106,31 +113,44 @@ class _Piece:
         text = "" if whole._only_prompt else now.text[told.num_chars :]
         tokens = () if whole._only_prompt else now.token_ids[told.num_tokens :]
         wants_logprobs = whole._request.logprobs is not None
-        if not (text or echo or now.finish_reason or (wants_logprobs and tokens)):
+        wants_ids = whole._request.return_token_ids
+        if not (text or echo or now.finish_reason or ((wants_logprobs or wants_ids) and tokens)):
             return None
+        first = not told.begun
         told.num_chars += len(text)
         told.begun, told.ended = True, now.finish_reason is not None
         prompt = _text_of(output, whole._model) if echo else ""
         logprobs = None
         if wants_logprobs:
-            first, last = told.num_tokens, told.num_tokens + len(tokens)
-            ids, entries = list(tokens), [*(now.logprobs or ())[first:last]]
+            begin, end = told.num_tokens, told.num_tokens + len(tokens)
+            ids, entries = list(tokens), [*(now.logprobs or ())[begin:end]]
             if echo:
                 ids = [*output.prompt_token_ids, *ids]
                 entries = [*(output.prompt_logprobs or ()), *entries]
-            count = whole._request.logprobs or 0
-            logprobs = _logprobs(ids, entries, count, whole._model.text_of, told)
+            logprobs = _logprobs(ids, entries, whole._request, whole._model.text_of, told)
         told.num_tokens += len(tokens)
         choice = CompletionChoice(
             index=self.index,
             text=prompt + text,
             logprobs=logprobs,
-            finish_reason=None if now.finish_reason == "abort" else now.finish_reason,
-            stop_reason=now.stop_reason,
+            **self._end(),
         )
+        if wants_ids:
+            choice.token_ids = list(tokens)
+            if first:
+                choice.prompt_token_ids = list(output.prompt_token_ids)
         if whole._request.prompt_logprobs is not None and now.finish_reason is not None:
             choice.prompt_logprobs = prompt_logprobs(output, whole._model.text_of)
         return choice
+
+    def _end(self) -> dict[str, Any]:
+        reason = self._now.finish_reason
+        if self._whole._only_prompt and reason is not None:  # what it ended with was not asked for
+            return {"finish_reason": "length", "stop_reason": None}
+        return {
+            "finish_reason": None if reason == "abort" else reason,
+            "stop_reason": self._now.stop_reason,
+        }
 
 
 def _text_of(output: RequestOutput, model: Model) -> str:
@@ -142,27 +162,33 @@ def _text_of(output: RequestOutput, model: Model) -> str:
 def _logprobs(
     ids: Sequence[int],
     entries: Sequence[Logprobs | None],
-    count: int,
+    request: CompletionRequest,
     text_of: TokenText,
     told: _Told,
 ) -> CompletionLogprobs:
-    """Of these tokens; `count` likeliest ones each."""
+    """Of these tokens; each with the likeliest ones and, as OpenAI has it, always itself."""
+
+    def name(token: int) -> str:
+        return text_of.name(token, request.return_tokens_as_token_ids)
+
+    def top(token: int, entry: Logprobs) -> dict[str, float]:
+        best = dict(likeliest(entry, request.logprobs or 0)) | {token: entry[token].logprob}
+        return {name(i): logprob for i, logprob in best.items()}
+
     offsets = []
     for token in ids:
         offsets.append(told.offset)
         told.offset += len(text_of.bytes(token).decode(errors="ignore"))
     return CompletionLogprobs(
-        tokens=[text_of.text(token) for token in ids],
+        tokens=[name(token) for token in ids],
         token_logprobs=[
             None if entry is None else entry[token].logprob
             for token, entry in zip(ids, entries, strict=True)
         ],
         top_logprobs=[
-            None if entry is None else {text_of.text(i): p for i, p in likeliest(entry, count)}
-            for entry in entries
-        ]
-        if count
-        else None,
+            None if entry is None else top(token, entry)
+            for token, entry in zip(ids, entries, strict=True)
+        ],
         text_offset=offsets,
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.errors import APIError
-from jaxdist.server.prompts import encode, split
+from jaxdist.server.prompts import cut, encode, split
 from jaxdist.server.protocol import EmbeddingRequest
 from jaxdist.server.requests import Job
 from jaxdist.server.responses import Embedding, Embeddings
@@ -24,8 +24,9 @@ async def prepare(request: EmbeddingRequest, job: Job, model: Model) -> None:
     encoded = await encode(model, texts, "input", add_special_tokens=special)
     await job.prepare(
         model,
-        encoded,
+        cut(encoded, request.truncate_prompt_tokens, model.room()),
         SamplingParams(),
+        priority=request.priority,
         pooling=request.pooling or "mean",
         called={"prompt": "input"},
     )

@@ -44,6 +44,8 @@ class Gate:
         self._service.num_open += works
         try:
             state["salt"] = self._salt(scope)
+            if works:  # before its body takes room
+                self._service.check_open()
             await self._app(scope, receive, noted)
         except APIError as error:
             await error_answer(error)(scope, receive, noted)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from jaxdist.inference.outputs import RequestOutput
+from jaxdist.inference.preparation import Prepared
 from jaxdist.inference.stats import EngineStats
 from jaxdist.server.service import Service
 
@@ -30,8 +31,14 @@ class Metrics:
         self._per_token = self._histogram("request_time_per_output_token_seconds", _TOKEN)
         self._whole = self._histogram("e2e_request_latency_seconds", _REQUEST)
         self._queue = self._histogram("request_queue_time_seconds", _REQUEST)
+        self._inference = self._histogram("request_inference_time_seconds", _REQUEST)
+        self._prefill = self._histogram("request_prefill_time_seconds", _REQUEST)
+        self._decode = self._histogram("request_decode_time_seconds", _REQUEST)
         self._prompt = self._histogram("request_prompt_tokens", _COUNT)
         self._generated = self._histogram("request_generation_tokens", _COUNT)
+        self._longest = self._histogram("request_max_num_generation_tokens", _COUNT)
+        self._most = self._histogram("request_params_max_tokens", _COUNT)
+        self._n = self._histogram("request_params_n", _COUNT[:5])
 
     def _histogram(self, name: str, buckets: Iterable[float]) -> Histogram:
         histogram = Histogram(
@@ -44,9 +51,12 @@ class Metrics:
         return histogram.labels(self._service.options.names[0], "0")
 
     async def timed(
-        self, outputs: AsyncGenerator[RequestOutput, None]
+        self, outputs: AsyncGenerator[RequestOutput, None], prepared: Prepared
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The outputs, observed."""
+        """The outputs of a request, observed."""
+        if prepared.pooling is None:
+            self._n.observe(len(prepared.params))
+            self._most.observe(prepared.max_tokens)
         num_tokens, before = 0, None
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -68,17 +78,25 @@ class Metrics:
         times = output.metrics
         self._prompt.observe(len(output.prompt_token_ids))
         self._generated.observe(num_tokens)
+        self._longest.observe(max(len(choice.token_ids) for choice in output.outputs))
         if times is None or times.finished_time is None:
             return
         self._whole.observe(times.finished_time - times.arrival_time)
-        if times.first_scheduled_time is not None:
-            self._queue.observe(times.first_scheduled_time - times.arrival_time)
-        if times.first_token_time is None:
+        began, first, last = (
+            times.first_scheduled_time,
+            times.first_token_time,
+            times.last_token_time,
+        )
+        if began is not None:
+            self._queue.observe(began - times.arrival_time)
+        if began is None or first is None or last is None:
             return
-        self._first.observe(times.first_token_time - times.arrival_time)
-        if num_tokens > 1 and times.last_token_time is not None:
-            spent = times.last_token_time - times.first_token_time
-            self._per_token.observe(spent / (num_tokens - 1))
+        self._first.observe(first - times.arrival_time)
+        self._inference.observe(last - began)
+        self._prefill.observe(first - began)
+        self._decode.observe(last - first)
+        if num_tokens > 1:
+            self._per_token.observe((last - first) / (num_tokens - 1))
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -110,6 +128,14 @@ class _EngineCollector:
         for reason in ("stop", "length", "abort"):
             finished.add_metric([name, "0", reason], stats.counters.finished[reason])
         yield finished
+        runner = model.engine.engine.runner
+        about = {"block_size": runner.block_size, "num_gpu_blocks": runner.num_blocks - 1}
+        labels = {"model_name": name, "engine": "0"} | {k: str(v) for k, v in about.items()}
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "Blocks of a replica, as labels", labels=list(labels)
+        )
+        config.add_metric(list(labels.values()), 1)
+        yield config
 
     @staticmethod
     def _one(kind: type, metric: str, value: float, name: str) -> Metric:
@@ -139,6 +165,7 @@ def _counters(stats: EngineStats) -> dict[str, float]:
         "vllm:prefix_cache_hits": stats.prefix_hits,
         "vllm:prompt_tokens": counters.prompt_tokens,
         "vllm:generation_tokens": counters.generation_tokens,
+        "vllm:spec_decode_num_drafts": counters.num_drafts,
         "vllm:spec_decode_num_draft_tokens": counters.num_draft_tokens,
         "vllm:spec_decode_num_accepted_tokens": counters.num_accepted_tokens,
         "jaxdist:compilations": stats.runner.get("num_compilations", 0.0),

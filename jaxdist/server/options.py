@@ -1,19 +1,40 @@
 """What the command line of `python -m jaxdist.serve` can say."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from jaxdist.config import MeshShape, UsageError, limits
-from jaxdist.config.options import MODEL, REQUIRED, option
+from jaxdist.config.options import MODEL, REQUIRED, dashed, option
 from jaxdist.inference.device import default_mesh
 from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.other_servers import here
 from jaxdist.inference.sampling.generation_config import CHOICES
 from jaxdist.server.limits import Limits
 from jaxdist.server.service import ServerOptions
 
 API_KEY = "JAXDIST_API_KEY"  # one more key, which no list of processes shows
+
+
+def check_words(words: Sequence[str]) -> None:
+    """UsageError, with our own word, for those of vLLM's and SGLang's command lines."""
+    own = {field.name for field in fields(Options)}
+    for before, word in zip(("", *words), words, strict=False):
+        if not word.startswith("-") and not before.startswith("-"):
+            raise UsageError(
+                f"{word} is given without an option; a model is --model {word}, and of several "
+                "keys or names each has an option of its own"
+            )
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        if word.startswith("-") and name not in own and (fix := here(name, _spelled)):
+            raise UsageError(f"{word.partition('=')[0]} is not an option here; {fix}")
+
+
+def _spelled(name: str) -> str:
+    ours = {"num_speculative_tokens": "speculative_tokens"}.get(name, name)
+    return dashed(f"--{ours}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +83,9 @@ class Options:
     max_body_bytes: int = option(16 * 2**20, "Of a request's body.")
     grace: float = option(30.0, "Seconds that running requests have to finish after SIGTERM.")
     log_text: bool = option(False, "Put prompts and answers into the log.")
+    parse_special: bool = option(
+        False, "Read special tokens that prompts of /v1/completions spell; they are text otherwise."
+    )
     prompt_details: bool = option(False, "Tell in the usage how many prompt tokens were cached.")
 
     def __post_init__(self):
@@ -106,6 +130,7 @@ class Options:
             api_keys=(*self.api_key, *([extra] if extra else [])),
             cors_origins=self.cors_origin,
             log_text=self.log_text,
+            parse_special=self.parse_special,
             prompt_details=self.prompt_details,
             limits=Limits(
                 max_body_bytes=self.max_body_bytes,

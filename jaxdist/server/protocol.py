@@ -1,17 +1,49 @@
 """Requests as OpenAI's API shapes them, with vLLM's fields besides.
 
-Types are strict: "1" is no number. Fields that are not known are ignored, since clients send many;
-null is the default. `sampling.py` makes the engine's parameters of them.
+Types are strict: "1" is no number. Fields that are not known are ignored, since clients send many,
+but for those of other servers that would change what is written; null is the default. `sampling.py`
+makes the engine's parameters of them.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+
+def _some_or_all(count: int) -> int:
+    if count < -1 or count == 0:
+        raise ValueError("must be at least 1, or -1 for as many as fit")
+    return count
+
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Small = Annotated[int, Field(ge=0, lt=2**31)]
+# Tokens of a prompt to keep, its last ones; -1: as many as there is room for.
+Last = Annotated[int, Field(lt=2**31), AfterValidator(_some_or_all)]
+
+# What other servers know and this one does not: an answer that passes it over would be another one.
+ELSEWHERE = {
+    "use_beam_search": "ask for n and choose",
+    "logits_processors": "logit_bias, bad_words and allowed_token_ids say which tokens are chosen",
+    "prompt_embeds": "give the prompt",
+    "chat_template": "the server takes one with --chat-template",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "structural_tag": "give structured_outputs with a grammar",
+    "ebnf": "give structured_outputs with a grammar in Lark's notation",
+    "grammar": "give structured_outputs with a grammar in Lark's notation",
+    "json_schema": "give response_format",
+    "n_predict": "give max_tokens",
+}
 
 
 class Shape(BaseModel):
@@ -21,9 +53,10 @@ class Shape(BaseModel):
 
 
 class StreamOptions(Shape):
-    """Of a streamed answer."""
+    """Of a streamed answer; vLLM's continuous_usage_stats tells the usage with every event."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JSONSchema(Shape):
@@ -40,6 +73,7 @@ class ResponseFormat(Shape):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # llama.cpp's, of a json_object
 
     @model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
@@ -89,14 +123,25 @@ class Generation(Shape):
     allowed_token_ids: list[TokenId] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Last | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None  # SGLang's
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_from_elsewhere(cls, given: Any) -> Any:
+        for name, instead in ELSEWHERE.items():
+            if given.get(name) not in (None, False, [], {}):
+                raise ValueError(f"{name} is not supported; {instead}")
+        return given
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> "Generation":
@@ -111,6 +156,8 @@ class CompletionRequest(Generation):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None  # llama.cpp's
     best_of: int | None = None
     suffix: str | None = None
 
@@ -198,12 +245,16 @@ class ChatRequest(Generation):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     echo: Literal[False] | None = None
+    add_special_tokens: Literal[False] | None = None  # they are the template's to write
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is only for logprobs=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs of a chat are only for stream=false")
         names = [tool.function.name for tool in self.tools or ()]
         if len(names) != len({*names}):
             raise ValueError("tools: two functions have one name; rename one")
@@ -226,7 +277,10 @@ class EmbeddingRequest(Shape):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     # ours
     pooling: Literal["mean", "last"] | None = None
+    # vLLM's
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Last | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
 
 class TokenizeRequest(Shape):
@@ -238,7 +292,9 @@ class TokenizeRequest(Shape):
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -260,4 +316,4 @@ def _names(kind: type[BaseModel]) -> set[str]:
     return fields.union(*map(_names, kind.__subclasses__()))
 
 
-FIELDS = frozenset(_names(Shape))  # of all requests and their parts
+FIELDS = frozenset(_names(Shape) | {*ELSEWHERE})  # of all requests and their parts

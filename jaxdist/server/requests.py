@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist.inference.engine import Prepared
@@ -15,6 +15,7 @@ from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.errors import APIError, refused
 from jaxdist.server.metrics import Metrics
+from jaxdist.server.protocol import Generation, StreamOptions
 from jaxdist.server.responses import PromptDetails, Usage
 from jaxdist.server.service import Model, Service
 
@@ -85,8 +86,10 @@ class Job:
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """(index of the prompt, its output so far), whenever there is something new."""
-        streams = [self.model.engine.outputs(prepared) for prepared in self._prepared]
-        timed = [self.metrics.timed(stream) for stream in streams]
+        timed = [
+            self.metrics.timed(self.model.engine.outputs(prepared), prepared)
+            for prepared in self._prepared
+        ]
         try:
             async with contextlib.aclosing(_merged(timed)) as merged:
                 while True:
@@ -151,6 +154,30 @@ class Job:
         return note
 
 
+class StreamUsage:
+    """What the events of a stream tell of the usage: OpenAI's null in each where it comes last, or
+    vLLM's numbers of the moment.
+
+    now: The usage so far.
+    """
+
+    def __init__(self, request: Generation, now: Callable[[], Usage]):
+        options, self._now = request.stream_options or StreamOptions(), now
+        wanted = options.include_usage
+        self.wanted = bool(options.continuous_usage_stats if wanted is None else wanted)
+        self._always = self.wanted and bool(options.continuous_usage_stats)
+
+    def of_event(self) -> dict[str, Any]:
+        """The fields of an event that is not the last."""
+        if not self.wanted:
+            return {}
+        return {"usage": self._now() if self._always else None}
+
+    def of_end(self) -> Usage:
+        """The usage of all."""
+        return self._now()
+
+
 def engine_failure(error: Exception) -> APIError:
     """What a client is told where the engine could not go on."""
     if "closing" in str(error) or "closed" in str(error):
@@ -188,7 +215,6 @@ async def _merged(
     finally:
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for stream in streams:
             await stream.aclose()

@@ -65,6 +65,8 @@ class CompletionChoice(Answer):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(Answer):
@@ -132,6 +134,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Answer):
@@ -144,6 +147,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChunkChoice(Answer):
@@ -154,6 +158,7 @@ class ChunkChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Answer):
@@ -165,6 +170,7 @@ class ChatChunk(Answer):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Embedding(Answer):
@@ -200,6 +206,12 @@ class Models(Answer):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class Version(Answer):
+    """The answer of /version."""
+
+    version: str
 
 
 class Tokens(Answer):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxdist.config import UsageError
-from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxdist.server.errors import APIError, refused
 from jaxdist.server.protocol import ChatRequest, CompletionRequest, Generation
 
@@ -43,7 +43,7 @@ def of_completion(
 
 def of_chat(
     request: ChatRequest,
-    structured: StructuredOutput | None = None,
+    structured: StructuredOutputsParams | None = None,
     stops: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
@@ -54,23 +54,28 @@ def of_chat(
     fields = _common(request, defaults)
     fields["stop"] = (*fields.get("stop", ()), *stops)
     if structured is not None:
-        if fields.get("structured") is not None:
+        if fields.get("structured_outputs") is not None:
             raise APIError(
                 "a tool that must be called and another structure exclude each other; "
                 "leave response_format out",
                 param="tool_choice",
             )
-        fields["structured"] = structured
-    max_tokens = request.max_completion_tokens
-    if max_tokens is None:
-        max_tokens = request.max_tokens
-    return _build(fields, max_tokens, (request.top_logprobs or 0) if request.logprobs else None)
+        fields["structured_outputs"] = structured
+    name = most_field(request)
+    max_tokens = getattr(request, name)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _build(fields, max_tokens, logprobs, name)
+
+
+def most_field(request: ChatRequest) -> str:
+    """The field that says how many tokens an answer may have at most."""
+    return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
 
 
 def structure_field(request: Generation) -> str:
     """The field that says what the text must conform to; of a chat that has none, its tools."""
     guided = (f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar"))
-    names = ("response_format", "structured_outputs", *guided)
+    names = ("response_format", "structured_outputs", *guided, "regex")
     return next((name for name in names if getattr(request, name) is not None), "tools")
 
 
@@ -79,9 +84,11 @@ def showing_special_tokens(params: SamplingParams) -> SamplingParams:
     return replace(params, skip_special_tokens=False)
 
 
-def _build(fields: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _build(
+    fields: dict[str, Any], max_tokens: int | None, logprobs: int | None, name: str = "max_tokens"
+) -> SamplingParams:
     if max_tokens == 0:
-        raise APIError("max_tokens=0 must be at least 1", param="max_tokens")
+        raise APIError(f"{name}=0 must be at least 1", param=name)
     try:
         return SamplingParams(**fields, max_tokens=max_tokens, logprobs=logprobs)
     except UsageError as error:
@@ -99,7 +106,7 @@ def _common(request: Generation, defaults: Mapping[str, Any] | None) -> dict[str
         fields["stop"] = tuple(stops)
     if request.logit_bias:
         fields["logit_bias"] = _by_id(request.logit_bias)
-    fields["structured"] = _structured(request)
+    fields["structured_outputs"] = _structured(request)
     return fields
 
 
@@ -110,12 +117,13 @@ def _by_id(bias: dict[str, float]) -> dict[int, float]:
     return {int(key): value for key, value in bias.items()}
 
 
-def _structured(request: Generation) -> StructuredOutput | None:
-    """What the text must conform to, from whichever of the three dialects says it."""
+def _structured(request: Generation) -> StructuredOutputsParams | None:
+    """What the text must conform to, from whichever of the dialects says it."""
     given: list[tuple[str, dict[str, Any]]] = []
     form = request.response_format
     if form is not None and form.type == "json_object":
-        given.append(("response_format", {"json_object": True}))
+        free = form.schema_ is None
+        given.append(("response_format", {"json_object": True} if free else {"json": form.schema_}))
     elif form is not None and form.json_schema is not None:
         given.append(("response_format", {"json": form.json_schema.schema_}))
     if (outputs := request.structured_outputs) is not None:
@@ -138,6 +146,8 @@ def _structured(request: Generation) -> StructuredOutput | None:
         value = getattr(request, f"guided_{kind}")
         if value is not None:
             given.append((f"guided_{kind}", {kind: value}))
+    if request.regex is not None:
+        given.append(("regex", {"regex": request.regex}))
     if len(given) > 1:
         raise APIError(f"{given[0][0]} and {given[1][0]} exclude each other", param=given[1][0])
     if not given:
@@ -146,6 +156,6 @@ def _structured(request: Generation) -> StructuredOutput | None:
     if kinds.get("choice") == []:
         raise APIError(f"{name}: choice must hold at least one text", param=name)
     try:
-        return StructuredOutput(**kinds)
+        return StructuredOutputsParams(**kinds)
     except UsageError as error:
         raise APIError(str(error)[:1000], param=name) from None

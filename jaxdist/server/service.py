@@ -7,9 +7,11 @@ from typing import Any
 
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.async_engine import AsyncEngine
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.chat import Chat
 from jaxdist.server.errors import APIError
 from jaxdist.server.limits import Limits
+from jaxdist.server.protocol import CompletionRequest, TokenizeRequest
 from jaxdist.server.token_text import TokenText
 
 
@@ -22,6 +24,8 @@ class ServerOptions:
         api_keys: Any of these is asked for; none: everybody is served.
         cors_origins: Origins of pages that may use the server from a browser.
         log_text: Put prompts and answers into the log.
+        parse_special: Take special tokens that a prompt of text spells for what they are, where a
+            request does not say; never in a chat.
         prompt_details: Tell how much of a prompt was cached.
         limits: Of requests.
         grace: Seconds that running requests have to finish when the server is told to stop.
@@ -31,9 +35,14 @@ class ServerOptions:
     api_keys: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     log_text: bool = False
+    parse_special: bool = False
     prompt_details: bool = False
     limits: Limits = field(default_factory=Limits)
     grace: float = 30.0
+
+    def parses_special(self, request: CompletionRequest | TokenizeRequest) -> bool:
+        """Whether a request's text may spell special tokens."""
+        return self.parse_special if request.parse_special is None else request.parse_special
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +60,15 @@ class Model:
     def max_model_len(self) -> int:
         """Most tokens of prompt and answer."""
         return self.engine.engine.runner.max_model_len
+
+    def room(self, params: SamplingParams | None = None) -> int:
+        """Most tokens of a prompt that is answered by `params`, or of one that is embedded."""
+        runner = self.engine.engine.runner
+        most = min(runner.max_model_len, (runner.num_blocks - 1) * runner.block_size)
+        if params is None:
+            return most
+        default = self.engine.engine.options.default_max_tokens or 1
+        return max(1, most - (params.max_tokens or default))
 
     @property
     def vocab_size(self) -> int:
@@ -99,14 +117,23 @@ class Service:
         return self.model
 
     def admit(self) -> None:
-        """APIError (429) where too many are waiting already."""
-        limits = self.options.limits
-        waiting = self.model.engine.stats().num_waiting if self.model else 0
-        if waiting >= limits.max_queued or self.num_open > limits.max_concurrent:
-            raise APIError(
-                f"{waiting} sequences are waiting and {self.num_open - 1} requests are open; "
-                "try again later",
-                status=429,
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(min(60, 1 + waiting // 32))},
-            )
+        """APIError (429) where too many sequences are waiting already."""
+        waiting = self._num_waiting()
+        if waiting >= self.options.limits.max_queued:
+            raise self._busy(f"{waiting} sequences are waiting")
+
+    def check_open(self) -> None:
+        """APIError (429) where too many requests are open, the one that asks being one."""
+        if self.num_open > self.options.limits.max_concurrent:
+            raise self._busy(f"{self.num_open - 1} requests are open")
+
+    def _num_waiting(self) -> int:
+        return self.model.engine.stats().num_waiting if self.model else 0
+
+    def _busy(self, what: str) -> APIError:
+        return APIError(
+            f"{what}; try again later",
+            status=429,
+            code="rate_limit_exceeded",
+            headers={"retry-after": str(min(60, 1 + self._num_waiting() // 32))},
+        )

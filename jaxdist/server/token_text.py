@@ -29,3 +29,7 @@ class TokenText:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def name(self, token: int, as_id: bool | None) -> str:
+        """The token's text, or vLLM's `token_id:ID`, which no other token shares."""
+        return f"token_id:{token}" if as_id else self.text(token)

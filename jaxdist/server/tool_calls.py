@@ -87,7 +87,7 @@ class ToolParser:
     """Splits the text of one answer into content and calls, as `use` says they are written."""
 
     def __init__(self, use: ToolUse):
-        self._kind, self._name = use.kind, use.name
+        self._kind, self._name, self._several = use.kind, use.name, use.several
         self._held = ""  # may be white space before a call, or the start of BEGIN
         self._scanner: ObjectScanner | None = None
         self._closing = False  # after a call, up to its END
@@ -107,7 +107,7 @@ class ToolParser:
                 self._read(char, delta)
             if self._scanner is not None:
                 self._give_arguments(delta)
-        return _merged(delta)
+        return self._merged(delta)
 
     def finish(self) -> Delta:
         """What waited: it was no call."""
@@ -178,19 +178,19 @@ class ToolParser:
         delta.calls.append(CallDelta(self.num_calls, f"call_{secrets.token_hex(12)}", name))
         self.num_calls += 1
 
+    def _merged(self, delta: Delta) -> Delta:
+        """One delta a call; of calls that were not to be several the first."""
+        calls: dict[int, CallDelta] = {}
+        for call in delta.calls:
+            first = calls.setdefault(call.index, call)
+            if first is not call:
+                first.arguments += call.arguments
+        kept = [call for call in calls.values() if self._several or not call.index]
+        return Delta(delta.content, kept)
+
 
 def _may_begin(text: str) -> bool:
     return BEGIN.startswith(text.lstrip()) if text.strip() else True
-
-
-def _merged(delta: Delta) -> Delta:
-    """One delta a call."""
-    calls: dict[int, CallDelta] = {}
-    for call in delta.calls:
-        first = calls.setdefault(call.index, call)
-        if first is not call:
-            first.arguments += call.arguments
-    return Delta(delta.content, list(calls.values()))
 
 
 def _parsed(chars: list[str]) -> object:

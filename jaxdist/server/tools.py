@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jaxdist.inference.sampling.sampling_params import StructuredOutput
+from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
 from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -60,6 +60,7 @@ class ToolUse:
         kind: None where none is to be called, else "auto", "required" or "named".
         name: Of the function, where it is named.
         told: The tools that the model is told of.
+        several: Whether an answer may hold more than one call.
     """
 
     def __init__(self, request: ChatRequest):
@@ -67,7 +68,7 @@ class ToolUse:
         self.kind: str | None = None
         self.name: str | None = None
         self.told: Sequence[Tool] = [] if choice == "none" else tools
-        self._several = request.parallel_tool_calls is not False
+        self.several = request.parallel_tool_calls is not False
         if isinstance(choice, NamedTool):
             self.kind, self.name = "named", choice.function.name
         elif choice == "required":
@@ -75,7 +76,7 @@ class ToolUse:
         elif self.told:
             self.kind = "auto"
 
-    def structure(self) -> StructuredOutput | None:
+    def structure(self) -> StructuredOutputsParams | None:
         """What the text must conform to so that it is a call; None where it is free.
 
         Where the model may choose, only the calls of a strict tool are held to its parameters, and
@@ -83,13 +84,15 @@ class ToolUse:
         """
         if self.kind == "named":
             (tool,) = (tool for tool in self.told if tool.function.name == self.name)
-            return StructuredOutput(json=_parameters(tool))
+            return StructuredOutputsParams(json=_parameters(tool))
         if self.kind == "required":
             calls = {"anyOf": [_call(tool) for tool in self.told]}
-            most = {} if self._several else {"maxItems": 1}
-            return StructuredOutput(json={"type": "array", "minItems": 1, "items": calls, **most})
+            most = {} if self.several else {"maxItems": 1}
+            return StructuredOutputsParams(
+                json={"type": "array", "minItems": 1, "items": calls, **most}
+            )
         if self.kind == "auto" and any(tool.function.strict for tool in self.told):
-            return StructuredOutput(grammar=_free_or_call(self.told, self._several))
+            return StructuredOutputsParams(grammar=_free_or_call(self.told, self.several))
         return None
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from jaxdist import __version__
+
 USER = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": USER, "max_tokens": 12, "seed": 5}
 CHATS = "/v1/chat/completions"
@@ -79,6 +81,112 @@ def test_the_models_own_sampling_holds_where_a_request_says_nothing(server, monk
         assert one != other
 
 
+@pytest.mark.parametrize("path", [CHATS, "/v1/completions"])
+def test_the_usage_may_come_with_every_event(server, path):
+    body = CHAT | {"prompt": "hi", "ignore_eos": True, "max_tokens": 700}
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    told = chunks(server, path, body | {"stream_options": asked})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == 700
+    assert told[-1]["choices"] == [] and told[-2]["usage"] == told[-1]["usage"]
+    alone = chunks(server, path, body | {"stream_options": {"continuous_usage_stats": True}})
+    assert alone[-1]["usage"] == told[-1]["usage"]
+    never = chunks(server, path, body | {"stream_options": asked | {"include_usage": False}})
+    assert not any("usage" in chunk for chunk in never)
+
+
+def test_ids_of_the_tokens_are_told_where_asked_for(server, tokenizer):
+    body = CHAT | {"n": 2, "return_token_ids": True, "ignore_eos": True}
+    whole = server.post(CHATS, body).json()
+    told = chunks(server, CHATS, body)
+    prompt = server.post("/tokenize", {"messages": USER}).json()["tokens"]
+    assert whole["prompt_token_ids"] == prompt == told[0]["prompt_token_ids"]
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in told if c["choices"][0]["index"] == choice["index"]]
+        assert [i for piece in mine for i in piece.get("token_ids", ())] == choice["token_ids"]
+        assert len(choice["token_ids"]) == 12
+    assert "prompt_token_ids" not in server.post(CHATS, CHAT).json()
+
+    body = {"prompt": ["a", "bc"], "max_tokens": 7, "seed": 1, "return_token_ids": True}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    told = [chunk["choices"][0] for chunk in chunks(server, "/v1/completions", body)]
+    for choice, text in zip(whole, ["a", "bc"], strict=True):
+        mine = [piece for piece in told if piece["index"] == choice["index"]]
+        assert choice["prompt_token_ids"] == tokenizer.encode(text) == mine[0]["prompt_token_ids"]
+        assert [i for piece in mine for i in piece["token_ids"]] == choice["token_ids"]
+        assert not any("prompt_token_ids" in piece for piece in mine[1:])
+
+
+def test_tokens_may_be_named_by_their_ids(server):
+    named = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    body = CHAT | named | {"logprobs": True, "top_logprobs": 2}
+    (choice,) = server.post(CHATS, body).json()["choices"]
+    entries = choice["logprobs"]["content"]
+    assert [e["token"] for e in entries] == [f"token_id:{i}" for i in choice["token_ids"]]
+    assert all(t["token"].startswith("token_id:") for e in entries for t in e["top_logprobs"])
+    body = named | {"prompt": "a", "logprobs": 2}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    names = [f"token_id:{i}" for i in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == names
+    assert all(
+        name.startswith("token_id:") for t in choice["logprobs"]["top_logprobs"] for name in t
+    )
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_completions_token_is_always_among_its_candidates(server, count):
+    body = {"prompt": "abc", "echo": True, "logprobs": count, "ignore_eos": True}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    told = choice["logprobs"]
+    entries = list(
+        zip(*(told[k] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True)
+    )
+    assert len(entries) == 3 + 16
+    for token, logprob, top in entries[1:]:
+        assert top[token] == logprob and count <= len(top) <= count + 1 or not count
+
+
+def test_prompts_are_cut_to_their_last_tokens(server, tokenizer):
+    def asked(path, **body):
+        answer = server.post(path, body | {"return_token_ids": True})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    letters = "abcdefgh"
+    told = asked("/v1/completions", prompt=letters, truncate_prompt_tokens=3, echo=True)
+    assert told["choices"][0]["prompt_token_ids"] == tokenizer.encode("fgh")
+    assert told["choices"][0]["text"].startswith("fgh") and told["usage"]["prompt_tokens"] == 3
+    told = asked("/v1/completions", prompt=letters, truncate_prompt_tokens=8)
+    assert told["choices"][0]["prompt_token_ids"] == tokenizer.encode(letters)
+    long = "x" * 1500  # 1024 fit
+    told = asked("/v1/completions", prompt=long, truncate_prompt_tokens=-1, max_tokens=20)
+    assert told["usage"]["prompt_tokens"] == 1004
+    chat = [{"role": "user", "content": long}]
+    told = asked(CHATS, messages=chat, truncate_prompt_tokens=-1, max_tokens=9)
+    assert told["usage"]["prompt_tokens"] == 1015
+    told = asked("/v1/embeddings", input=[long, "a"], truncate_prompt_tokens=-1)
+    assert told["usage"]["prompt_tokens"] == 1025
+    told = asked("/v1/embeddings", input=letters, truncate_prompt_tokens=2)
+    assert told["data"] == asked("/v1/embeddings", input="gh")["data"]
+
+
+def test_one_call_where_several_are_not_wanted(server):
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    text = "\n".join(("Yes." + call, call.replace("1", "2")))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = CHAT | {"tools": [tool], "max_tokens": 400, "structured_outputs": {"choice": [text]}}
+    for several, count in ((True, 2), (False, 1)):
+        asked = body | {"parallel_tool_calls": several}
+        (choice,) = server.post(CHATS, asked).json()["choices"]
+        arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert arguments == ['{"a": 1}', '{"a": 2}'][:count]
+        assert choice["message"]["content"] == "Yes." and choice["finish_reason"] == "tool_calls"
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks(server, CHATS, asked)]
+        streamed = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert {call["index"] for call in streamed} == {*range(count)}
+        assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
+
+
 def test_usage_counts_a_prompt_once(server):
     one = server.post("/v1/chat/completions", CHAT).json()["usage"]
     three = server.post("/v1/chat/completions", CHAT | {"n": 3}).json()["usage"]
@@ -123,6 +231,12 @@ def test_echo_gives_the_prompt_with_its_logprobs(server, max_tokens):
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
     assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
     assert answer["usage"]["completion_tokens"] == max_tokens
+    assert choice["finish_reason"] == "length"
+    body |= {"ignore_eos": False, "logprobs": None}  # whatever the one token is, it is not told
+    for seed in range(20 if not max_tokens else 0):
+        (choice,) = server.post("/v1/completions", body | {"seed": seed}).json()["choices"]
+        ended = (choice["text"], choice["finish_reason"], choice["stop_reason"])
+        assert ended == ("abc", "length", None)
 
 
 def test_a_named_tool_is_called(server):
@@ -160,6 +274,37 @@ def test_text_becomes_ids_and_back(server, tokenizer):
     chat = server.post("/tokenize", {"messages": USER}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    begun = [*USER, {"role": "assistant", "content": "Well"}]
+    body = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    chat = server.post("/tokenize", body).json()["tokens"]
+    text = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
+    assert text.endswith("<|im_start|>assistant\nWell")
+
+
+def test_special_tokens_are_read_in_prompts_where_asked_for(server, tokenizer, monkeypatch):
+    text = "<|im_start|>hi<|im_end|>"
+    plain = tokenizer.encode(text)
+    special = [tokenizer._inner.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>")]
+    read = [special[0], *tokenizer.encode("hi"), special[1]]
+
+    def prompts(**fields):
+        ids = server.post("/tokenize", {"prompt": text} | fields).json()["tokens"]
+        body = {"prompt": text, "max_tokens": 1, "return_token_ids": True} | fields
+        (choice,) = server.post("/v1/completions", body).json()["choices"]
+        assert choice["prompt_token_ids"] == ids
+        return ids
+
+    assert prompts() == prompts(parse_special=False) == plain
+    assert prompts(parse_special=True) == read
+    told = replace(server.service.options, parse_special=True)
+    monkeypatch.setattr(server.service, "options", told)
+    assert prompts() == read and prompts(parse_special=False) == plain
+    chat = {"messages": [{"role": "user", "content": text}]}
+    ids = server.post("/tokenize", chat | {"parse_special": True}).json()["tokens"]
+    assert sum(i in special for i in ids) == 3  # the template's own
+    # A beginning that is spelled is not written a second time.
+    monkeypatch.setattr(tokenizer, "bos_id", special[0])
+    assert prompts(parse_special=True) == read and prompts(parse_special=False)[1:] == plain
 
 
 def test_models_have_names(server):
@@ -191,6 +336,9 @@ def test_models_have_names(server):
         (CHATS, {"messages": USER, "response_format": WRONG}, 400, "response_format"),
         (CHATS, {"messages": USER, "tools": [BAD_TOOL], "tool_choice": "required"}, 400, "tools"),
         (CHATS, {"messages": [USER[0] | {"content": "a" * 1100}]}, 400, "messages"),
+        (CHATS, {"messages": USER, "max_completion_tokens": 1100}, 400, "max_completion_tokens"),
+        (CHATS, {"messages": USER, "max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        (CHATS, {"messages": USER, "documents": [{"text": "a"}]}, 400, "documents"),
         ("/v1/embeddings", {"input": "a" * 1100}, 400, "input"),
         ("/v1/embeddings", {"input": ""}, 400, "input"),
         ("/detokenize", {"tokens": [9999]}, 400, "tokens"),
@@ -233,6 +381,13 @@ def test_metrics_have_vllms_names(server):
                  "time_to_first_token_seconds_count", "e2e_request_latency_seconds_count",
                  "inter_token_latency_seconds_count"):  # fmt: skip
         assert float(values[f"vllm:{name}{labels}"]) > 0, name
+    for name in ("request_inference_time_seconds", "request_prefill_time_seconds",
+                 "request_decode_time_seconds", "request_max_num_generation_tokens",
+                 "request_params_max_tokens", "request_params_n"):  # fmt: skip
+        assert float(values[f"vllm:{name}_count{labels}"]) > 0, name
+    assert f"vllm:spec_decode_num_drafts_total{labels}" in values
+    about = '{block_size="4",engine="0",model_name="small",num_gpu_blocks="599"}'
+    assert f"vllm:cache_config_info{about}" in values
     assert f"jaxdist:compilations_total{labels}" in values
     assert f"jaxdist:padding_ratio{labels}" in values
 
@@ -257,6 +412,7 @@ def test_the_server_tells_how_it_is(server):
     for path in ("/health", "/ready"):
         assert server.client.get(path).status_code == 200
     assert server.client.get("/docs").status_code == 200
+    assert server.client.get("/version").json() == {"version": __version__}
     schema = server.client.get("/openapi.json").json()
     assert "ChatRequest" in schema["components"]["schemas"]
     page = server.client.get("/")

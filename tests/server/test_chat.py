@@ -1,11 +1,13 @@
 """Prompts of chats equal those of transformers; a client's text stays text."""
 
 import asyncio
+import threading
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from jaxdist.data.tokenizer import BytesTokenizer, JsonTokenizer
+from jaxdist.server.aside import LONG
 from jaxdist.server.chat import PLAIN_STOP, Chat
 from jaxdist.server.errors import APIError
 from jaxdist.server.protocol import ChatRequest
@@ -114,13 +116,13 @@ def test_tools_and_further_variables_reach_the_template(theirs, ours):
     chat = ours(WITH_BOS)
     ids = prompt_of(chat, body, extra={"thinking": True})
     assert ids == expected
-    assert ids.count(chat._tokens.ids["<s>"]) == 1
+    assert ids.count(chat.tokens.ids["<s>"]) == 1
 
 
 def test_a_template_without_tools_has_them_described(ours):
     body = {"messages": CHATS[0], "tools": [TOOL]}
     chat = ours(CHATML)
-    text = chat._tokens._tokenizer.decode(prompt_of(chat, body))
+    text = chat.tokens._tokenizer.decode(prompt_of(chat, body))
     assert "weather" in text and "<tool_call>" in text
 
 
@@ -154,10 +156,41 @@ def test_a_template_without_tools_has_them_described(ours):
 @pytest.mark.parametrize("template", [CHATML, WITH_BOS], ids=["chatml", "bos"])
 def test_a_clients_text_is_no_control_token(body, template, ours):
     chat = ours(template)
-    specials = set(chat._tokens.ids.values())
+    specials = set(chat.tokens.ids.values())
     harmless = {"messages": CHATS[0]} | ({"tools": [TOOL]} if "tools" in body else {})
     expected = [i for i in prompt_of(chat, harmless) if i in specials]
     assert [i for i in prompt_of(chat, body) if i in specials] == expected
+
+
+def test_documents_reach_a_template_that_shows_them(theirs, ours):
+    template = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}\n{% endfor %}" + CHATML
+    documents = [{"title": "Rain", "text": "It falls."}]
+    expected = theirs(template).apply_chat_template(
+        CHATS[0], documents=documents, add_generation_prompt=True, return_dict=False
+    )
+    chat = ours(template)
+    assert prompt_of(chat, {"messages": CHATS[0]}, documents=documents) == expected
+    spelled = [{"title": "Rain", "text": "<|im_end|>"}]
+    ids = prompt_of(chat, {"messages": CHATS[0]}, documents=spelled)
+    special = chat.tokens.ids["<|im_end|>"]
+    assert ids.count(special) == expected.count(special)
+    with pytest.raises(APIError, match="shows no documents"):
+        prompt_of(ours(CHATML), {"messages": CHATS[0]}, documents=documents)
+
+
+@pytest.mark.parametrize("length", [10, LONG + 1])
+def test_a_long_chat_holds_nobody_up(length, ours, monkeypatch):
+    chat, threads = ours(CHATML), set()
+    for where, name in ((chat, "_disguised"), (chat.tokens, "encode")):
+        real = getattr(where, name)
+
+        def noted(*given, real=real):
+            threads.add(threading.current_thread() is threading.main_thread())
+            return real(*given)
+
+        monkeypatch.setattr(where, name, noted)
+    prompt_of(chat, {"messages": [{"role": "user", "content": "a" * length}]})
+    assert threads == {length < LONG}
 
 
 def test_variables_of_the_template_itself_are_not_overwritten(ours):
@@ -169,8 +202,8 @@ def test_an_answer_is_continued(ours):
     chat = ours(CHATML)
     messages = [*CHATS[0], {"role": "assistant", "content": "Once upon "}]
     ids = prompt_of(chat, {"messages": messages}, continue_final_message=True)
-    assert chat._tokens._tokenizer.decode(ids).endswith("assistant\nOnce upon")
-    assert ids[-1] not in chat._tokens.ids.values()
+    assert chat.tokens._tokenizer.decode(ids).endswith("assistant\nOnce upon")
+    assert ids[-1] not in chat.tokens.ids.values()
 
 
 def test_a_model_without_a_template_is_asked_in_plain_words():

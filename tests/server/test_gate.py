@@ -2,8 +2,10 @@
 
 import json
 import logging
+import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -89,9 +91,11 @@ def test_pages_from_elsewhere_are_refused(locked):
         headers={
             "origin": "https://friend.example",
             "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization",
+            "access-control-request-headers": "authorization,content-type,x-stainless-lang",
         },
     )
+    assert answer.status_code == 200
+    assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
     assert answer.headers["access-control-allow-origin"] == "https://friend.example"
 
 
@@ -113,6 +117,27 @@ def test_too_many_waiting_are_sent_away(locked):
     assert refused and all(int(retry) >= 1 for retry in refused)
     assert {status for status, _ in statuses} == {200, 429}
     locked.settle()
+
+
+def test_too_many_open_are_sent_away_before_their_bodies_come(serve):
+    options = ServerOptions(names=("few",), limits=Limits(max_concurrent=2))
+    few = serve(options)
+    host, port = few.url.removeprefix("http://").split(":")
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
+    with ExitStack() as stack:
+        for _ in range(2):  # whose bodies do not come
+            client = stack.enter_context(socket.create_connection((host, int(port))))
+            client.sendall(head)
+        for _ in range(2000):
+            if few.service.num_open == 2:
+                break
+            time.sleep(0.01)
+        answer = few.post(PATH, BODY)
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+        assert "2 requests are open" in answer.json()["error"]["message"]
+        assert few.client.get("/health").status_code == 200
+    few.settle()
+    assert few.post(PATH, BODY).status_code == 200
 
 
 def test_a_request_has_its_time(serve):

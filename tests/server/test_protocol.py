@@ -4,8 +4,15 @@ import pytest
 from pydantic import ValidationError
 
 from jaxdist.server.errors import APIError, refused, wrong_field
-from jaxdist.server.protocol import FIELDS, ChatRequest, CompletionRequest, TokenizeRequest
+from jaxdist.server.protocol import (
+    ELSEWHERE,
+    FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
 
+OTHERS = list(ELSEWHERE.items())
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
@@ -43,6 +50,11 @@ def refusal(kind, body) -> APIError:
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema is missing"),
         ({"tools": [MISNAMED]}, "tools.0.function.name", "match"),
         ({"seed": 2**63}, "seed", "less than"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1, or -1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "at least 1, or -1"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "only for stream=false"),
+        ({"add_special_tokens": True}, "add_special_tokens", "must be False"),
+        *((({name: "secret"}), name, f"is not supported; {fix}") for name, fix in OTHERS),
     ],
 )  # fmt: skip
 def test_the_field_is_named(fields, param, message):
@@ -54,7 +66,8 @@ def test_the_field_is_named(fields, param, message):
 
 def test_unknown_fields_and_nulls_are_ignored():
     nulls = dict.fromkeys(set(ChatRequest.model_fields) - {"messages"})
-    request = ChatRequest.model_validate(CHAT | nulls | {"user": 5, "store": True})
+    nulls |= {"user": 5, "store": True, "use_beam_search": False, "functions": []}
+    request = ChatRequest.model_validate(CHAT | nulls)
     assert request == ChatRequest.model_validate(CHAT)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxdist.server import sampling
 from jaxdist.server.errors import APIError
 from jaxdist.server.protocol import ChatRequest, CompletionRequest
@@ -57,7 +57,7 @@ def test_echo_scores_the_prompt():
     ("fields", "expected"),
     [
         ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, StructuredOutput(json_object=True)),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputsParams(json_object=True)),
         (
             {
                 "response_format": {
@@ -65,16 +65,21 @@ def test_echo_scores_the_prompt():
                     "json_schema": {"name": "p", "schema": {}},
                 }
             },
-            StructuredOutput(json={}),
+            StructuredOutputsParams(json={}),
         ),
-        ({"structured_outputs": {"regex": "a+"}}, StructuredOutput(regex="a+")),
-        ({"guided_choice": ["a", "b"]}, StructuredOutput(choice=["a", "b"])),
-        ({"guided_json": '{"type": "object"}'}, StructuredOutput(json='{"type": "object"}')),
-        ({"guided_grammar": "start: A"}, StructuredOutput(grammar="start: A")),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+            StructuredOutputsParams(json={"type": "object"}),
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, StructuredOutputsParams(regex="a+")),
+        ({"guided_choice": ["a", "b"]}, StructuredOutputsParams(choice=["a", "b"])),
+        ({"guided_json": '{"type": "object"}'}, StructuredOutputsParams(json='{"type": "object"}')),
+        ({"regex": "a+"}, StructuredOutputsParams(regex="a+")),
+        ({"guided_grammar": "start: A"}, StructuredOutputsParams(grammar="start: A")),
     ],
 )
-def test_structure_has_three_dialects(fields, expected):
-    assert chat(**fields).structured == expected
+def test_structure_has_several_dialects(fields, expected):
+    assert chat(**fields).structured_outputs == expected
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,7 @@ def test_structure_has_three_dialects(fields, expected):
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "regex": "a"}, "regex"),
     ],
 )
 def test_what_cannot_be_is_refused(fields, param):

@@ -17,7 +17,7 @@ from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.guidance.grammar_checker import Checker, make_tokenizer, start
 from jaxdist.inference.guidance.json_schema import schema_text
 from jaxdist.inference.guidance.token_bytes import token_bytes
-from jaxdist.inference.sampling.sampling_params import StructuredOutput
+from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
 
 MAX_BYTES = 256 * 2**10  # of a grammar
 _CACHED = 64  # grammars of a tokenizer
@@ -105,7 +105,7 @@ class _Compiler:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Grammar | str] = OrderedDict()  # or why it is refused
 
-    def compile(self, structured: StructuredOutput) -> Grammar:
+    def compile(self, structured: StructuredOutputsParams) -> Grammar:
         kind, text = _source(structured)
         with self._lock:
             found = self._cache.get(text)
@@ -134,11 +134,11 @@ _compilers_lock = threading.Lock()
 
 def prepare(tokenizer: Tokenizer, eos_ids: Sequence[int] | None = None) -> None:
     """Do beforehand what a tokenizer's first grammar waits for: seconds for a large vocabulary."""
-    _compiler(tokenizer, eos_ids).compile(StructuredOutput(json_object=True))
+    _compiler(tokenizer, eos_ids).compile(StructuredOutputsParams(json_object=True))
 
 
 def compile(
-    structured: StructuredOutput, tokenizer: Tokenizer, eos_ids: Sequence[int] | None = None
+    structured: StructuredOutputsParams, tokenizer: Tokenizer, eos_ids: Sequence[int] | None = None
 ) -> Grammar:
     """The grammar of a structured output, for texts of `tokenizer`; from any thread.
 
@@ -158,7 +158,7 @@ def _compiler(tokenizer: Tokenizer, eos_ids: Sequence[int] | None) -> _Compiler:
 _compilers = lru_cache(maxsize=4)(_Compiler)
 
 
-def _source(structured: StructuredOutput) -> tuple[str, str]:
+def _source(structured: StructuredOutputsParams) -> tuple[str, str]:
     """(what it is, the grammar in llguidance's form)."""
     if structured.regex is not None:
         kind, text, make = "the regex", structured.regex, LLMatcher.grammar_from_regex

@@ -6,6 +6,7 @@ out of range would silently be another one.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ MAX_IDS = 1 << 20  # in a list of token ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuredOutput:
+class StructuredOutputsParams:
     """What a text must conform to; exactly one is given.
 
     Attributes:
@@ -81,7 +82,7 @@ class SamplingParams:
         logit_bias: Added to the logits, by token id.
         allowed_token_ids: No other token is chosen.
         bad_words: Texts that do not appear in the output.
-        stop: Texts that end the output, and are left out of it.
+        stop: Texts that end the output, and are left out of it; a single one may be given as it is.
         stop_token_ids: Token ids that end the output.
         include_stop_str_in_output: Keep the text that ended it.
         ignore_eos: Go on after the end-of-sequence token.
@@ -92,9 +93,10 @@ class SamplingParams:
             logits: before temperature, penalties and masks.
         prompt_logprobs: The same for the prompt's tokens.
         skip_special_tokens: Leave special tokens out of the text.
-        structured: What the text must conform to.
+        structured_outputs: What the text must conform to.
 
-    Raises UsageError for a value out of its range.
+    As in vLLM, None stands for none where a list is asked for. Raises UsageError for a value out of
+    its range.
     """
 
     n: int = 1
@@ -119,9 +121,14 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
-    structured: StructuredOutput | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self):
+        for name in ("bad_words", "stop", "stop_token_ids"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         limits.whole("n", self.n, 1, MAX_N)
         limits.number("temperature", self.temperature, 0)
         limits.number("top_p", self.top_p, above=0, maximum=1)
@@ -147,17 +154,25 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 limits.whole(name, getattr(self, name), 0, MAX_LOGPROBS)
-        if self.structured is not None:
-            _type("structured", self.structured, StructuredOutput)
+        if self.structured_outputs is not None:
+            _type("structured_outputs", self.structured_outputs, StructuredOutputsParams)
+
+    def varied(self, **fields: Any) -> "SamplingParams":
+        """A copy with other values, which are right: lists are long, and not checked again."""
+        other = copy(self)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def check_against(self, vocab_size: int) -> None:
         """Raises UsageError for a token id that no vocabulary of this size has."""
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
-            for token in getattr(self, name) or ():
-                if token >= vocab_size:
-                    raise UsageError(
-                        f"{name} names the token {token}; the vocabulary has 0 to {vocab_size - 1}"
-                    )
+            ids = getattr(self, name) or ()
+            if max(ids, default=0) >= vocab_size:
+                raise UsageError(
+                    f"{name} names the token {max(ids)}; the vocabulary has 0 to {vocab_size - 1}"
+                )
+            _most(name, ids, vocab_size)
 
     def _check_ids(self) -> None:
         if self.logit_bias is not None:
@@ -172,8 +187,7 @@ class SamplingParams:
                 continue
             ids = _sequence(name, ids)
             _most(name, ids, MAX_IDS)
-            for token in ids:
-                limits.whole(f"a token of {name}", token, 0)
+            _ids(name, ids)
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             raise UsageError(
                 "allowed_token_ids must hold at least one token id; leave it out to allow all"
@@ -191,7 +205,7 @@ class SamplingParams:
                     )
 
 
-def _is_set(structured: StructuredOutput, name: str) -> bool:
+def _is_set(structured: StructuredOutputsParams, name: str) -> bool:
     return getattr(structured, name) is not None
 
 
@@ -210,6 +224,14 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise UsageError(f"{name} must be a list; it is {_kind(value)}")
     return value
+
+
+def _ids(name: str, ids: Sequence[Any]) -> None:
+    """Looks at each only where one is wrong: a list may hold a whole vocabulary."""
+    if {*map(type, ids)} <= {int} and (not ids or (min(ids) >= 0 and max(ids) < 2**31)):
+        return
+    for token in ids:
+        limits.whole(f"a token of {name}", token, 0)
 
 
 def _texts(name: str, value: Any) -> Sequence[str]:

@@ -21,7 +21,7 @@ from jaxdist.inference.guidance import grammar as grammars
 from jaxdist.inference.guidance.grammar import Grammar, Matcher
 from jaxdist.inference.guidance.grammar_checker import Checker
 from jaxdist.inference.guidance.token_bytes import token_bytes
-from jaxdist.inference.sampling.sampling_params import StructuredOutput
+from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
 
 TEXT = (EMBEDDED_FOLDER / "tempest.txt").read_text()[:20_000] + '{"a": [1, true], "b": null} ' * 20
 BYTES = load_tokenizer("bytes")
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_written_conforms(tokenizer: Tokenizer, case: str):
     fields, conforms = CASES[case]
-    grammar = grammars.compile(StructuredOutput(**fields), tokenizer)
+    grammar = grammars.compile(StructuredOutputsParams(**fields), tokenizer)
     ended = 0
     for seed in range(12):
         text, has_ended, _ = write(grammar, tokenizer, seed)
@@ -164,7 +164,7 @@ def test_what_is_written_conforms(tokenizer: Tokenizer, case: str):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_can_be_written(tokenizer: Tokenizer, choice: str):
-    matcher = grammars.compile(StructuredOutput(choice=CHOICES), tokenizer).matcher()
+    matcher = grammars.compile(StructuredOutputsParams(choice=CHOICES), tokenizer).matcher()
     tokens = token_bytes(tokenizer).tokens
     text = choice.encode()
     while text:
@@ -176,7 +176,7 @@ def test_every_choice_can_be_written(tokenizer: Tokenizer, choice: str):
 
 
 def test_masks_of_drafts_are_those_of_steps(byte_level: Tokenizer):
-    grammar = grammars.compile(StructuredOutput(json=SCHEMA), byte_level)
+    grammar = grammars.compile(StructuredOutputsParams(json=SCHEMA), byte_level)
     _, has_ended, ids = next(w for s in range(50) if (w := write(grammar, byte_level, s))[1])
     slow, fast = grammar.matcher(), grammar.matcher()
     steps = []
@@ -199,13 +199,13 @@ def test_masks_of_drafts_are_those_of_steps(byte_level: Tokenizer):
 
 
 def test_a_text_that_leaves_the_grammar_is_at_a_dead_end():
-    matcher = grammars.compile(StructuredOutput(regex="ab"), BYTES).matcher()
+    matcher = grammars.compile(StructuredOutputsParams(regex="ab"), BYTES).matcher()
     matcher.advance(b"ax")
     assert matcher.is_finished and not matcher.masks([98])[0].any()
 
 
 def test_any_of_several_ends_is_allowed_and_none_is_needed(byte_level: Tokenizer):
-    regex = StructuredOutput(regex="ab?")
+    regex = StructuredOutputsParams(regex="ab?")
     matcher = grammars.compile(regex, byte_level, [0, 1]).matcher()
     matcher.advance(byte_level.encode("a"))
     assert {0, 1} < set(allowed_ids(matcher.masks()[0][0], byte_level.vocab_size))
@@ -215,7 +215,7 @@ def test_any_of_several_ends_is_allowed_and_none_is_needed(byte_level: Tokenizer
 
 
 def test_special_tokens_are_never_text(tokenizer: Tokenizer):
-    matcher = grammars.compile(StructuredOutput(regex="(?s:.*)"), tokenizer).matcher()
+    matcher = grammars.compile(StructuredOutputsParams(regex="(?s:.*)"), tokenizer).matcher()
     allowed = set(allowed_ids(matcher.masks()[0][0], tokenizer.vocab_size).tolist())
     assert allowed & set(token_bytes(tokenizer).special) == {tokenizer.eos_id}
 
@@ -231,7 +231,7 @@ def test_a_vocabulary_that_is_not_of_bytes_is_refused(tmp_path: Path):
     inner = Inner(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     inner.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UsageError, match="structured output needs"):
-        grammars.compile(StructuredOutput(regex="a"), load_tokenizer(str(tmp_path)))
+        grammars.compile(StructuredOutputsParams(regex="a"), load_tokenizer(str(tmp_path)))
 
 
 def _chain(wrap: Any, count: int) -> dict[str, Any]:
@@ -294,30 +294,32 @@ def test_refused_in_one_line_and_in_time(case: str):
     begin = time.monotonic()
     for _ in range(2):  # remembered, too
         with pytest.raises(UsageError) as refused:
-            grammars.compile(StructuredOutput(**REFUSED[case]), BYTES)
+            grammars.compile(StructuredOutputsParams(**REFUSED[case]), BYTES)
     said = str(refused.value)
     assert "\n" not in said and len(said) < 300
     assert time.monotonic() - begin < 20
-    assert grammars.compile(StructuredOutput(regex="a"), BYTES).matcher().masks()[0].any()
+    assert grammars.compile(StructuredOutputsParams(regex="a"), BYTES).matcher().masks()[0].any()
 
 
 def test_what_takes_too_long_is_given_up():
     slow = {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}}
-    source = grammars._source(StructuredOutput(json=slow))[1]
+    source = grammars._source(StructuredOutputsParams(json=slow))[1]
     checker = Checker(*token_bytes(BYTES), [256])
     assert checker.check(source, seconds=0.01) == ("it takes more than 0.01 s to compile", False)
-    assert checker.check(grammars._source(StructuredOutput(regex="a"))[1]) == (None, True)
+    assert checker.check(grammars._source(StructuredOutputsParams(regex="a"))[1]) == (None, True)
 
 
 def test_depth_and_breadth_that_people_use_are_taken():
     wide = {f"property {i}": {"type": ["string", "null"]} for i in range(200)}
     for schema in (_nested(50), {"type": "object", "properties": wide}, _chain(lambda r: r, 50)):
-        assert grammars.compile(StructuredOutput(json=schema), BYTES).matcher().masks()[0].any()
+        assert (
+            grammars.compile(StructuredOutputsParams(json=schema), BYTES).matcher().masks()[0].any()
+        )
 
 
 def test_grammars_are_kept():
-    first = grammars.compile(StructuredOutput(regex="x+"), BYTES)
-    assert grammars.compile(StructuredOutput(regex="x+"), BYTES) is first
+    first = grammars.compile(StructuredOutputsParams(regex="x+"), BYTES)
+    assert grammars.compile(StructuredOutputsParams(regex="x+"), BYTES) is first
     one, other = first.matcher(), first.matcher()
     one.advance(b"x")
     assert one.is_complete and not other.is_complete
@@ -404,7 +406,7 @@ schemas = st.recursive(
 )
 def test_any_schema_is_refused_or_kept_to(byte_level: Tokenizer, schema: Any, seed: int):
     try:
-        grammar = grammars.compile(StructuredOutput(json=schema), byte_level)
+        grammar = grammars.compile(StructuredOutputsParams(json=schema), byte_level)
     except UsageError as refused:
         assert "\n" not in str(refused)
         assume(False)
@@ -422,7 +424,7 @@ def test_any_schema_is_refused_or_kept_to(byte_level: Tokenizer, schema: Any, se
 def test_exclusive_bounds_are_not_reached(low: float, width: float):
     high = low + width
     schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
-    grammar = grammars.compile(StructuredOutput(json=schema), BYTES)
+    grammar = grammars.compile(StructuredOutputsParams(json=schema), BYTES)
     texts = [f"{low + width * i / 8:g}" for i in range(-4, 13)] + [f"{low:.2f}", f"{high:.2f}"]
     for text in texts:
         matcher = grammar.matcher()

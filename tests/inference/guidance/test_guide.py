@@ -11,7 +11,7 @@ from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.guidance.guide import Guide, bad_word_ids
 from jaxdist.inference.guidance.speculation import NgramIndex
-from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutput
+from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
 from tests.inference.fake_runner import FakeRunner
 
 
@@ -69,12 +69,12 @@ def write(drafts: int, eos_ids: list[int], run_ahead: bool) -> tuple[dict, FakeR
         "additionalProperties": False,
     }
     wishes = {
-        "json": StructuredOutput(json=schema),
-        "choice": StructuredOutput(choice=["yes", "no", "yes and no"]),
-        "regex": StructuredOutput(regex="[a-c]{5}"),
+        "json": StructuredOutputsParams(json=schema),
+        "choice": StructuredOutputsParams(choice=["yes", "no", "yes and no"]),
+        "regex": StructuredOutputsParams(regex="[a-c]{5}"),
     }
     params = {
-        name: SamplingParams(seed=3, n=3, max_tokens=120, structured=wish)
+        name: SamplingParams(seed=3, n=3, max_tokens=120, structured_outputs=wish)
         for name, wish in wishes.items()
     }
     params["free"] = SamplingParams(seed=1, max_tokens=150, ignore_eos=True)
@@ -101,7 +101,7 @@ def write(drafts: int, eos_ids: list[int], run_ahead: bool) -> tuple[dict, FakeR
 def test_a_grammar_that_is_wrong_is_refused():
     pytest.importorskip("llguidance")
     engine = Engine(FakeRunner(), BytesTokenizer())
-    params = SamplingParams(structured=StructuredOutput(regex="[a"))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a"))
     with pytest.raises(RequestError, match="regex cannot be followed") as caught:
         engine.prepare("r", "abc", params)
-    assert caught.value.param == "structured"
+    assert caught.value.param == "structured_outputs"

@@ -1,6 +1,7 @@
 """Bad parameters are refused in one line that names the field."""
 
 import math
+from time import process_time
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from jaxdist.config import UsageError
 from jaxdist.inference.sampling.sampling_params import (
     LOGIT_BIASES,
     MAX_BAD_WORDS,
+    MAX_IDS,
     MAX_N,
     MAX_STOP_LENGTH,
     MAX_STOPS,
     SamplingParams,
-    StructuredOutput,
+    StructuredOutputsParams,
 )
 
 NUMBERS = ["temperature", "top_p", "min_p", "typical_p", "repetition_penalty"]
@@ -37,13 +39,13 @@ OUT_OF_RANGE = {
     "logit_bias": [{1: 101}, {1: math.nan}, {-1: 1}, {1.5: 1}, {"1": 1}, [1], {True: 1}]
     + [dict.fromkeys(range(LOGIT_BIASES + 1), 1)],
     "allowed_token_ids": [[], [-1], [True], [0.5], "12", 3],
-    "stop_token_ids": [[-1], [2**31], "12", 3, None],
-    "stop": ["end", [""], [1], ["x"] * (MAX_STOPS + 1), ["x" * (MAX_STOP_LENGTH + 1)]],
+    "stop_token_ids": [[-1], [2**31], "12", 3],
+    "stop": ["", 1, [""], [1], ["x"] * (MAX_STOPS + 1), ["x" * (MAX_STOP_LENGTH + 1)]],
     "bad_words": ["word", [""], [None], ["x"] * (MAX_BAD_WORDS + 1)],
     "ignore_eos": [1, "true", None],
     "include_stop_str_in_output": [0],
     "skip_special_tokens": ["no"],
-    "structured": [{"json": {}}, "json"],
+    "structured_outputs": [{"json": {}}, "json"],
 }
 CASES = [
     *((name, value) for name, values in OUT_OF_RANGE.items() for value in values),
@@ -85,6 +87,24 @@ def test_accepted_at_the_borders():
     SamplingParams(seed=2**64 - 1, max_tokens=None, min_tokens=1000)
 
 
+def test_one_stop_may_be_a_text_and_none_is_no_list():
+    assert SamplingParams(stop="end") == SamplingParams(stop=("end",))
+    assert SamplingParams(stop=None, stop_token_ids=None, bad_words=None) == SamplingParams()
+
+
+def test_long_lists_are_checked_fast_and_once():
+    ids = list(range(MAX_IDS // 4))
+    began = process_time()
+    params = SamplingParams(allowed_token_ids=ids, stop_token_ids=ids)
+    params.check_against(len(ids))
+    for seed in range(MAX_N):
+        assert params.varied(seed=seed).seed == seed
+    assert process_time() - began < 0.5  # an id at a time takes ten
+    assert params.seed is None
+    with pytest.raises(UsageError, match="allowed_token_ids has 12 entries; .* at most 10"):
+        SamplingParams(allowed_token_ids=[*range(10), 0, 0]).check_against(10)
+
+
 @pytest.mark.parametrize(
     "params",
     [{"logit_bias": {10: 1.0}}, {"allowed_token_ids": [3, 10]}, {"stop_token_ids": [10]}],
@@ -117,4 +137,4 @@ def test_ids_beyond_the_vocabulary_are_refused(params: dict[str, Any]):
 )
 def test_a_structure_is_exactly_one(fields: dict[str, Any]):
     with pytest.raises(UsageError):
-        StructuredOutput(**fields)
+        StructuredOutputsParams(**fields)
