@@ -31,10 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(
                 f"serving needs the package {missing[0]}; pip install 'jaxdist[serve]'"
             )
-        from jaxdist.server.options import Options
+        from jaxdist.server.options import Options, check_words
 
-        options = parse_options(Options, sys.argv[1:] if argv is None else argv, "jaxdist serve")
-        serve(options)
+        words = sys.argv[1:] if argv is None else argv
+        check_words(words)
+        serve(parse_options(Options, words, "jaxdist serve"))
     return 0
 
 

@@ -1,10 +1,15 @@
 """The door `serve`: what is wrong is one line, before anything is loaded."""
 
+import re
+from dataclasses import fields
+
 import pytest
 
 from jaxdist import serve
+from jaxdist.config import UsageError
 from jaxdist.config.options import parse_options
-from jaxdist.server.options import API_KEY, Options
+from jaxdist.inference import other_servers
+from jaxdist.server.options import API_KEY, Options, check_words
 
 
 def options(*words):
@@ -30,6 +35,11 @@ def options(*words):
         (("--api-key", ""), "must not be empty"),
         (("--chat-template", "nowhere.jinja"), "--chat-template nowhere.jinja"),
         (("--prot", "1"), "--prot is not an option; did you mean --port?"),
+        (("--tensor-parallel-size=2",), "is not an option here; give --mesh 1x1xN"),
+        (("-tp", "2"), "-tp is not an option here; give --mesh 1x1xN"),
+        (("--gpu_memory_utilization", "0.9"), "give --memory-fraction, of the free memory"),
+        (("--enable-prefix-caching",), "cached unless --no-prefix-caching is given; leave it out"),
+        (("--speculative-config", "{}"), "give --speculative-tokens"),
     ],
 )
 def test_mistakes_are_one_line(words, message, capsys):
@@ -58,3 +68,19 @@ def test_options_reach_the_engine():
     assert given.runner().max_num_seqs == 8
     assert options("--quantization", "keep").runner().quantization == "keep"
     assert options("--default-max-tokens", "99").engine().default_max_tokens == 99
+
+
+def test_every_other_word_leads_to_one_of_ours():
+    ours = {field.name for field in fields(Options)}
+    names = [name for names in other_servers._HERE for name in names.split()]
+    for name in names:
+        assert name not in ours
+        with pytest.raises(UsageError) as info:
+            check_words((f"--{name}",))
+        said = re.findall(r"--([a-z-]+)", str(info.value).partition("here; ")[2])
+        assert all(word.replace("-", "_") in ours for word in said)
+    with pytest.raises(UsageError, match="a model is --model some/folder"):
+        check_words(("some/folder", "--port", "1"))
+    with pytest.raises(UsageError, match="second is given without an option"):
+        check_words(("--model", "m", "--api-key", "first", "second"))
+    check_words(("--model", "m", "--log-text", "--api-key=first", "--port", "1"))
