@@ -17,13 +17,13 @@ from jaxdist.inference.device import default_mesh
 from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.engine_options import EngineOptions
+from jaxdist.inference.other_servers import here
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.sampling.generation_config import CHOICES, described, sampling_defaults
 from jaxdist.inference.sampling.sampling_params import SamplingParams
+from jaxdist.llm_texts import Prompt, Texts, prompts_of
 
 _log = logging.getLogger("jaxdist.llm")
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -42,6 +42,7 @@ class LLM:
         tokenizer: str | None = None,
         warm: bool = False,
         generation_config: str = "auto",
+        parse_special: bool = False,
         **options: Any,
     ):
         """Reads the model.
@@ -54,6 +55,8 @@ class LLM:
             warm: Compile all before the first prompt, rather than as it comes.
             generation_config: "auto" samples as the model's generation_config.json says where no
                 sampling_params are given; "none" leaves it out.
+            parse_special: Take special tokens that prompts of text spell for what they are, as in
+                texts that a chat template made elsewhere; they are plain text otherwise.
             options: Fields of RunnerOptions and EngineOptions, such as max_num_seqs.
 
         Raises UsageError for what cannot work.
@@ -88,6 +91,7 @@ class LLM:
             warm=warm,
         )
         self._ids = map(str, count())
+        self._text = Texts(self.tokenizer, parse_special)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -102,16 +106,21 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue the prompts; outputs in their order.
 
         prompts: One or several: a text, token ids, or a mapping with `prompt` or
             `prompt_token_ids`.
         sampling_params: For all, or one for each; None takes `get_default_sampling_params()`.
+        use_tqdm: Show a bar, which goes on as prompts are done.
+        priority: One for each prompt; the least is served first.
 
         RequestError where one of them cannot be served; then none is.
         """
-        several = _prompts(prompts)
+        several = prompts_of(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             each = [sampling_params or self._default] * len(several)
         else:
@@ -121,97 +130,136 @@ class LLM:
                 f"there are {len(several)} prompts and {len(each)} sampling_params; give one for "
                 "all or one for each"
             )
-        return self._run([(ids, {"params": p}) for ids, p in zip(several, each, strict=True)])
+        ranks = [0] * len(several) if priority is None else list(priority)
+        if len(ranks) != len(several):
+            raise UsageError(
+                f"there are {len(several)} prompts and {len(ranks)} priorities; give one for each"
+            )
+        requests = [
+            (ids, {"params": params, "priority": rank})
+            for ids, params, rank in zip(several, each, ranks, strict=True)
+        ]
+        return [self._text.told(output) for output in self._run(requests, use_tqdm)]
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a chat, or a list of chats, by the model's own template.
 
         messages: Mappings with `role` and `content`, or lists of them.
+        use_tqdm: Show a bar.
+        chat_template: In place of the model's own.
+        tools: Functions that the model may call, as OpenAI describes them.
+        chat_template_kwargs: Further variables of the template, such as enable_thinking.
         """
         chats = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        prompts = asyncio.run(
+        prompts, stops = asyncio.run(
             self._render(
                 chats,
+                chat_template,
+                tools or (),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                extra=chat_template_kwargs,
             )
         )
-        return self.generate(prompts, sampling_params)
+        if stops:
+            sampling_params = sampling_params or self._default
+            if isinstance(sampling_params, SamplingParams):
+                sampling_params = _ending(sampling_params, stops)
+            else:
+                sampling_params = [_ending(params, stops) for params in sampling_params]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
         """The prompts' hidden states, pooled ("mean" or "last"), float32 [hidden_size] each."""
-        outputs = self._run([(ids, {"pooling": pooling}) for ids in _prompts(prompts)])
+        outputs = self._run([(ids, {"pooling": pooling}) for ids in prompts_of(prompts)])
         return [output.embedding for output in outputs if output.embedding is not None]
 
-    def _run(self, requests: Sequence[tuple[str | Sequence[int], dict]]) -> list[RequestOutput]:
+    def _run(
+        self, requests: Sequence[tuple[str | Sequence[int], dict]], shown: bool = False
+    ) -> list[RequestOutput]:
+        from rich.console import Console
+        from rich.progress import Progress
+
         engine = self.engine
         prepared = [
-            engine.prepare(next(self._ids), prompt, stream=False, **how) for prompt, how in requests
+            engine.prepare(next(self._ids), stream=False, **self._text.read(prompt), **how)
+            for prompt, how in requests
         ]
         last: dict[str, RequestOutput] = {}
-        try:
-            for one in prepared:
-                engine.add(one)
-            while len(last) < len(prepared):
-                last.update((output.request_id, output) for output in engine.step())
-        finally:
-            for one in prepared:
-                engine.abort_request(one.request_id)
+        with Progress(console=Console(stderr=True), disable=not shown) as bar:
+            task = bar.add_task("prompts", total=len(prepared))
+            try:
+                for one in prepared:
+                    engine.add(one)
+                while len(last) < len(prepared):
+                    last.update((output.request_id, output) for output in engine.step())
+                    bar.update(task, completed=len(last))
+            finally:
+                for one in prepared:
+                    engine.abort_request(one.request_id)
         return [last[one.request_id] for one in prepared]
 
-    async def _render(self, chats: Sequence[Sequence[Any]], **how: Any) -> list[list[int]]:
+    async def _render(
+        self,
+        chats: Sequence[Sequence[Any]],
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]],
+        **how: Any,
+    ) -> tuple[list[list[int]], Sequence[str]]:
+        """The prompts' ids, and texts that end an answer besides the parameters' own."""
         from pydantic import ValidationError
 
         from jaxdist.server.chat import Chat
-        from jaxdist.server.protocol import Message
+        from jaxdist.server.errors import APIError
+        from jaxdist.server.protocol import Message, Tool
 
         if self.tokenizer is None:
             raise UsageError("a chat needs a tokenizer, and this model has none")
-        chat = Chat(self.tokenizer, self._files)
+        chat = Chat(self.tokenizer, self._files, template=template)
         await chat.start()
         try:
-            return [
-                await chat.prompt([Message.model_validate(message) for message in messages], **how)
+            told = [Tool.model_validate(tool) for tool in tools]
+            prompts = [
+                await chat.prompt(list(map(Message.model_validate, messages)), told, **how)
                 for messages in chats
             ]
         except ValidationError as error:
             fault = error.errors()[0]
             where = ".".join(map(str, fault["loc"]))
-            raise UsageError(f"messages: {where}: {fault['msg']}") from None
+            field = "tools" if error.title == "Tool" else "messages"
+            raise UsageError(f"{field}: {where}: {fault['msg']}") from None
+        except APIError as error:
+            raise UsageError(error.message) from None
         finally:
             await chat.close()
+        return prompts, chat.stops
+
+
+def _ending(params: SamplingParams, stops: Sequence[str]) -> SamplingParams:
+    return replace(params, stop=(*params.stop, *stops))
 
 
 def _options(given: Mapping[str, Any]) -> tuple[RunnerOptions, EngineOptions]:
     """Each option to whom it belongs; UsageError for one that nobody has."""
     of_runner = {field.name for field in fields(RunnerOptions)}
     of_engine = {field.name for field in fields(EngineOptions)}
+    known = of_runner | of_engine
     for name in given:
-        if name not in of_runner | of_engine:
+        if name not in known:
             raise UsageError(
-                f"LLM has no option {name}{did_you_mean(name, sorted(of_runner | of_engine))}"
+                f"LLM has no option {name}"
+                + (f"; {fix}" if (fix := here(name, str)) else did_you_mean(name, sorted(known)))
             )
     engine_options = EngineOptions(**{k: v for k, v in given.items() if k in of_engine})
     return RunnerOptions(**{k: v for k, v in given.items() if k in of_runner}), engine_options
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | Sequence[int]]:
-    """The prompts as texts or ids."""
-    one = isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], int))
-    several: Any = [prompts] if one else prompts
-    found: list[str | Sequence[int]] = []
-    for prompt in several:
-        if isinstance(prompt, Mapping):
-            key = "prompt_token_ids" if "prompt_token_ids" in prompt else "prompt"
-            if key not in prompt:
-                raise UsageError("a prompt's mapping needs prompt or prompt_token_ids")
-            prompt = prompt[key]
-        found.append(prompt)
-    return found

@@ -87,6 +87,47 @@ def test_chats_go_through_the_template(llm):
     assert len(llm.chat([messages, messages], params)) == 2
     with pytest.raises(UsageError, match="messages: "):
         llm.chat([{"content": "Hi"}], params)
+    with pytest.raises(UsageError, match="tools: function: "):
+        llm.chat(messages, params, tools=[{"type": "function"}])
+    tool = {"type": "function", "function": {"name": "rain"}}
+    template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].type }}"
+    [output] = llm.chat(
+        messages, params, chat_template=template, tools=[tool], chat_template_kwargs={"mood": "!"}
+    )
+    assert bytes(output.prompt_token_ids) == b"!Hifunction"
+    with pytest.raises(UsageError, match="must not set messages"):
+        llm.chat(messages, params, chat_template_kwargs={"messages": []})
+
+
+def test_a_chat_without_a_template_ends_before_the_next_question(llm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(llm, "generate", lambda prompts, params, **how: seen.append(params))
+    own = jaxdist.SamplingParams(stop="end")
+    for params in (None, own, [own, own]):
+        llm.chat([{"role": "user", "content": "Hi"}], params)
+    assert [p.stop for p in (seen[0], seen[1], *seen[2])] == [
+        ("\n\nUser:",),
+        *[("end", "\n\nUser:")] * 3,
+    ]
+
+
+def test_logprobs_say_which_text_they_are_of(llm):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+    [output] = llm.generate("abc", params)
+    assert output.prompt_logprobs[0] is None
+    assert output.prompt_logprobs[2][ord("c")].decoded_token == "c"
+    for token, entry in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True):
+        assert len(entry) >= 2
+        assert entry[token].decoded_token == llm.tokenizer.decode([token])
+
+
+def test_a_bar_and_priorities(llm, capsys):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=2)
+    assert llm.generate(["a", "b"], params, use_tqdm=True, priority=[1, 0])
+    assert "prompts" in capsys.readouterr().err
+    assert llm.generate("a", params) and not capsys.readouterr().err
+    with pytest.raises(UsageError, match="there are 1 prompts and 2 priorities"):
+        llm.generate("a", params, priority=[1, 0])
 
 
 def test_embeddings_are_vectors_of_their_prompts_alone(llm):
@@ -107,6 +148,8 @@ def test_what_cannot_be_done_is_refused_and_harms_nothing(llm):
         UsageError, match="LLM has no option max_num_seq; did you mean max_num_seqs"
     ):
         LLM("nowhere", max_num_seq=3)
+    with pytest.raises(UsageError, match="LLM has no option tensor_parallel_size; give mesh 1x1xN"):
+        LLM("nowhere", tensor_parallel_size=2)
     with pytest.raises(UsageError, match="is no model"):
         LLM("nowhere")
     assert not llm.engine.has_unfinished_requests()

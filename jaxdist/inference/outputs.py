@@ -11,10 +11,14 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, kw_only=True)
 class Logprob:
-    """One candidate token at one position: its log-probability and its rank, the best being 1."""
+    """One candidate token at one position: its log-probability and its rank, the best being 1.
+
+    `LLM` tells its text too; between engine and server ids do.
+    """
 
     logprob: float
     rank: int
+    decoded_token: str | None = None
 
 
 Logprobs = dict[int, Logprob]  # by token id: the likeliest ones, and the chosen one
