@@ -6,10 +6,13 @@ values perhaps another.
 
 A pool holds 16-bit floats as their bits (see `ops/stacks.py`): XLA:CPU would scatter into
 bf16 by way of fp32, a copy of the whole pool. Page 0 belongs to nobody: padding writes there.
+
+A page of keys lies by token or, for CPUs, by column: their product with the queries takes keys
+[H, S] as they are, and would turn [S, H] around first, which takes longer than the product.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +22,8 @@ from jax.typing import DTypeLike
 
 from jaxdist.ops.attention import attention_mask, masked_attention
 
-CHUNK = 128  # keys looked at together
+KeyPage = Literal["c k h", "k h c"]  # by token, by column
+CHUNK = 64  # keys looked at together: those of 16 rows, widened, fit into a core's cache
 QUERIES = 32  # from how many on a row is worth a loop of its own, which ends where the row does
 _FAR = 2**30  # later than every position
 _LOWEST = -1e30  # below every score
@@ -28,7 +32,7 @@ _LOWEST = -1e30  # below every score
 class Pages(NamedTuple):
     """One layer's pool."""
 
-    keys: jax.Array  # [P, C, K, H]
+    keys: jax.Array  # [P, C, K, H], or [P, K, H, C]
     values: jax.Array  # [P, C, K, H]
 
 
@@ -41,22 +45,31 @@ class Rows(NamedTuple):
 
 
 def write_pages(
-    pages: Pages, k_BTKH: jax.Array, v_BTKH: jax.Array, rows: Rows, *, dtype: DTypeLike
+    pages: Pages,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    rows: Rows,
+    *,
+    dtype: DTypeLike,
+    key_page: KeyPage = "c k h",
 ) -> Pages:
     """`pages` with the keys and values of the rows' queries, in `dtype`.
 
     What is not finite becomes zero: a page outlives its sequence, and even a weight of zero would
     spread it.
     """
-    page_BT, offset_BT = token_places(rows, k_BTKH.shape[1], pages.keys.shape[1])
+    page_BT, offset_BT = token_places(rows, k_BTKH.shape[1], pages.values.shape[1])
+    by_token = (page_BT, offset_BT)
+    by_column = (page_BT, slice(None), slice(None), offset_BT)
 
-    def put(pool: jax.Array, new: jax.Array) -> jax.Array:
+    def put(pool: jax.Array, place: tuple[Any, ...], new: jax.Array) -> jax.Array:
         new = jnp.where(jnp.isfinite(new), new, 0).astype(dtype)
         if pool.dtype != new.dtype:
             new = lax.bitcast_convert_type(new, pool.dtype)
-        return pool.at[page_BT, offset_BT].set(new, mode="promise_in_bounds")
+        return pool.at[place].set(new, mode="promise_in_bounds")
 
-    return Pages(put(pages.keys, k_BTKH), put(pages.values, v_BTKH))
+    keys = put(pages.keys, by_token if key_page == "c k h" else by_column, k_BTKH)
+    return Pages(keys, put(pages.values, by_token, v_BTKH))
 
 
 def paged_attention(
@@ -65,6 +78,7 @@ def paged_attention(
     rows: Rows,
     *,
     dtype: DTypeLike,
+    key_page: KeyPage = "c k h",
     sliding_window: int | None = None,
     is_local: bool | jax.Array | None = None,
     scale: float | None = None,
@@ -77,7 +91,7 @@ def paged_attention(
     """
     batch, length, _, head_dim = q_BTNH.shape
     factor = head_dim**-0.5 if scale is None else scale
-    width = max(1, CHUNK // pages.keys.shape[1])
+    width = max(1, CHUNK // pages.values.shape[1])
     tables = jnp.pad(rows.tables, ((0, 0), (0, -rows.tables.shape[1] % width)))
     scaled_BTNH = q_BTNH.astype(jnp.float32) * factor
 
@@ -87,6 +101,7 @@ def paged_attention(
             pages,
             width=width,
             dtype=dtype,
+            key_page=key_page,
             sliding_window=sliding_window,
             is_local=is_local,
             softcap=softcap,
@@ -110,13 +125,14 @@ def _chunk_by_chunk(
     *,
     width: int,
     dtype: DTypeLike,
+    key_page: KeyPage,
     sliding_window: int | None,
     is_local: bool | jax.Array | None,
     softcap: float | None,
 ) -> jax.Array:
     """Attention of scaled fp32 queries, `width` pages at a time as far as the longest row."""
     batch, length, heads, _ = q_BTNH.shape
-    page_size, kv_heads = pages.keys.shape[1:3]
+    page_size, kv_heads = pages.values.shape[1:3]
     size = width * page_size
     query_BT = rows.positions[:, None] + jnp.arange(length)[None, :]
     q_BKRH = rearrange(q_BTNH, "b t (k g) h -> b k (g t) h", k=kv_heads)
@@ -125,11 +141,10 @@ def _chunk_by_chunk(
     def chunk(index: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
         most_BKR, sum_BKR, out_BKRH = carry
         table = lax.dynamic_slice_in_dim(rows.tables, index * width, width, axis=1)
-        k_BKSH, v_BKSH = (
-            rearrange(_floats(pool[table], dtype).astype(jnp.float32), "b w c k h -> b k (w c) h")
-            for pool in pages
-        )
-        score_BKRS = _batched("bkrh,bksh->bkrs", q_BKRH, k_BKSH)
+        k, v = (_floats(pool[table], dtype).astype(jnp.float32) for pool in pages)
+        k_BKHS = rearrange(k, f"b w {key_page} -> b k h (w c)")
+        v_BKSH = rearrange(v, "b w c k h -> b k (w c) h")
+        score_BKRS = _batched("bkrh,bkhs->bkrs", q_BKRH, k_BKHS)
         if softcap is not None:
             score_BKRS = softcap * jnp.tanh(score_BKRS / softcap)
         key_1S = (index * size + jnp.arange(size))[None, :]

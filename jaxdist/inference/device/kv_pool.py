@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape, ModelConfig, UsageError
 from jaxdist.inference.device.paging import Paging
@@ -98,17 +99,20 @@ def make(
 ) -> Pages:
     """Empty pages for all layers of a stage, those of one after those of the other."""
     shape = MeshShape(**mesh.shape)
-    heads = max(config.num_key_value_heads, shape.tp)
+    own_shapes = paging.shapes(
+        config.num_hidden_layers // shape.pp * num_blocks,
+        options.block_size,
+        max(config.num_key_value_heads, shape.tp),
+        (config.head_dim, config.value_dim),
+    )
     dtype = paging.storage_dtype(kv_dtype(options))
-    sharding = NamedSharding(mesh, paging.spec)
 
-    def zeros(width: int) -> jax.Array:
-        num_layers = config.num_hidden_layers // shape.pp
-        own = paging.shape(num_layers * num_blocks, options.block_size, heads, width)
+    def zeros(own: tuple[int, ...], spec: P) -> jax.Array:
         sizes = (shape.pp, shape.dp, *own)
+        sharding = NamedSharding(mesh, spec)
         return jax.jit(lambda: jnp.zeros(sizes, dtype), out_shardings=sharding)()
 
-    return Pages(zeros(config.head_dim), zeros(config.value_dim))
+    return Pages(*map(zeros, own_shapes, paging.specs))
 
 
 def kv_dtype(options: RunnerOptions) -> jnp.dtype:

@@ -5,6 +5,7 @@ Shapes: S stages, D replicas, P blocks, C tokens a block, K key/value heads, H h
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ class Paging:
     """A backend's way with pages.
 
     Attributes:
-        heads_first: A layer's pool is [S, D, K, P, C, H], otherwise [S, D, P, C, K, H].
+        key_dims: Order of the dims of a layer's keys, of "P C K H"; S and D lead.
+        value_dims: Likewise of its values.
         holds_bits: 16-bit floats are kept as their bits.
         needs_region: Attention must run where every axis of the mesh is manual, even of one member:
             cuDNN's own partitioner knows nothing of such axes.
@@ -29,30 +31,41 @@ class Paging:
         attend: As `ops.paged_attention.paged_attention`.
     """
 
-    heads_first: bool
+    key_dims: str
+    value_dims: str
     holds_bits: bool
     needs_region: bool
     write: Callable[..., Pages]
     attend: Callable[..., jax.Array]
 
     @property
-    def spec(self) -> P:
-        """Of a layer's keys, and of its values."""
-        return P("pp", "dp", *self.own_spec)
+    def specs(self) -> Pages:
+        """Of a layer's keys and values."""
+        keys, values = (P("pp", "dp", *own) for own in self.own_specs)
+        return Pages(keys, values)  # pyright: ignore[reportArgumentType]: specs of arrays
 
     @property
-    def own_spec(self) -> P:
+    def own_specs(self) -> Pages:
         """Of one stage's and replica's part."""
-        return P("tp", None, None, None) if self.heads_first else P(None, None, "tp", None)
+        keys, values = (
+            P(*("tp" if dim == "K" else None for dim in dims.split()))
+            for dims in (self.key_dims, self.value_dims)
+        )
+        return Pages(keys, values)  # pyright: ignore[reportArgumentType]: specs of arrays
 
-    def shape(self, num_blocks: int, block_size: int, heads: int, width: int) -> tuple[int, ...]:
-        """Of one stage's and replica's part."""
-        blocks = (num_blocks, block_size)
-        return (heads, *blocks, width) if self.heads_first else (*blocks, heads, width)
+    def shapes(
+        self, num_blocks: int, block_size: int, heads: int, widths: tuple[int, int]
+    ) -> list[tuple[int, ...]]:
+        """Of one stage's and replica's keys and values, whose head dims are `widths`."""
+        found = []
+        for dims, width in zip((self.key_dims, self.value_dims), widths, strict=True):
+            sizes = {"P": num_blocks, "C": block_size, "K": heads, "H": width}
+            found.append(tuple(sizes[dim] for dim in dims.split()))
+        return found
 
     def num_heads(self, pages: Pages) -> int:
         """Heads of one member's part."""
-        return pages.keys.shape[0 if self.heads_first else 2]
+        return pages.values.shape[self.value_dims.split().index("K")]
 
     def storage_dtype(self, dtype: DTypeLike) -> jnp.dtype:
         """Of the arrays that hold keys and values of `dtype`."""
@@ -61,14 +74,24 @@ class Paging:
 
 
 PLAIN = Paging(
-    heads_first=False,
+    key_dims="P C K H",
+    value_dims="P C K H",
     holds_bits=True,
     needs_region=False,
     write=paged_attention.write_pages,
     attend=paged_attention.paged_attention,
 )
+CPU = Paging(
+    key_dims="P K H C",
+    value_dims="P C K H",
+    holds_bits=True,
+    needs_region=False,
+    write=partial(paged_attention.write_pages, key_page="k h c"),
+    attend=partial(paged_attention.paged_attention, key_page="k h c"),
+)
 GPU = Paging(
-    heads_first=True,
+    key_dims="K P C H",
+    value_dims="K P C H",
     holds_bits=False,
     needs_region=True,
     write=paged_attention_gpu.write_pages,
@@ -78,4 +101,4 @@ GPU = Paging(
 
 def paging_of(mesh: Mesh) -> Paging:
     """That of the mesh's devices."""
-    return GPU if mesh.devices.flat[0].platform == "gpu" else PLAIN
+    return {"gpu": GPU, "cpu": CPU}.get(mesh.devices.flat[0].platform, PLAIN)
