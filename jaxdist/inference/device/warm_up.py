@@ -104,7 +104,8 @@ def _after(
                     yield _sampler(runner, shape, found, plain=False, logprobs=logprobs)
             else:
                 yield _widener(runner, shape, found)
-        if shape.queries == PROMPT_QUERIES and shape.width == runner.buckets.widths[0]:
+        # A prompt's end stands among guesses where there are some.
+        if shape.queries > 1 and shape.width == runner.buckets.widths[0]:
             yield _prompt_outputs(runner, shape, found)
 
 
@@ -131,10 +132,11 @@ def _widener(runner: ModelRunner, shape: Shape, found: dict[Shape, Computed]) ->
 def _prompt_outputs(runner: ModelRunner, shape: Shape, found: dict[Shape, Computed]) -> Program:
     def calls() -> list[Call]:
         x = found[shape].x
-        return [runner.score_call(x, 0, []), runner.hidden_call(x, 0)]
+        embeds = [runner.hidden_call(x, 0)] if shape.queries == PROMPT_QUERIES else []
+        return [runner.score_call(x, 0, []), *embeds]
 
     return Program(
-        name=f"a prompt's logprobs and embedding, {shape.rows} rows",
+        name=f"a prompt's logprobs and embedding, {shape.rows} rows of {shape.queries} tokens",
         calls=calls,
         run=lambda: [call() for call in calls()],
     )
