@@ -33,7 +33,12 @@ def sample_step(
     plain: bool,
     top: int | None,
 ) -> tuple[Sampled, SamplerState]:
-    """`sampler.sample` in each replica, for its own rows and slots."""
+    """`sampler.sample` in each replica, for its own rows and slots.
+
+    Members of tp share the work, where they share the columns.
+    """
+    num_members = mesh.shape["tp"]
+    columns_over = "tp" if num_members > 1 and logits_BXV.shape[2] % num_members == 0 else None
 
     def replica(logits_BXV: Array, state: SamplerState, rows: Array, masks: Array | None) -> Any:
         return sample(
@@ -43,13 +48,18 @@ def sample_step(
             masks,
             vocab_size=vocab_size,
             plain=plain,
+            columns_over=columns_over,
             top_logprobs=top,
             by_row=mesh.devices.flat[0].platform == "cpu",
         )
 
-    return jax.shard_map(replica, mesh=mesh, in_specs=P("dp"), out_specs=P("dp"), check_vma=False)(
-        logits_BXV, state, rows, masks
-    )
+    return jax.shard_map(
+        replica,
+        mesh=mesh,
+        in_specs=(P("dp", None, columns_over), P("dp"), P("dp"), P("dp")),
+        out_specs=P("dp"),
+        check_vma=False,
+    )(logits_BXV, state, rows, masks)
 
 
 def with_more_rows(arrays: Sequence[Any], num_replicas: int, num_rows: int) -> list[Any]:

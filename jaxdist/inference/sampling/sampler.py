@@ -15,8 +15,9 @@ Where nothing is allowed (masks that contradict each other) the end-of-sequence 
 which ends the request. Logits that are NaN count as forbidden.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ class Sampled(NamedTuple):
 
 @partial(
     jax.jit,
-    static_argnames=("vocab_size", "plain", "top_logprobs", "by_row"),
+    static_argnames=("vocab_size", "plain", "columns_over", "top_logprobs", "by_row"),
     donate_argnames="state",
 )
 def sample(
@@ -59,6 +60,7 @@ def sample(
     *,
     vocab_size: int,
     plain: bool = False,
+    columns_over: str | None = None,
     top_logprobs: int | None = None,
     by_row: bool = True,
 ) -> tuple[Sampled, SamplerState]:
@@ -71,16 +73,17 @@ def sample(
     masks: uint32 [R, Q, at most W], allowed tokens, as `Row.masks`; None allows all.
     vocab_size: Columns from it on are padding.
     plain: Every row's parameters are `is_plain` and there are no masks: counts are not kept.
+    columns_over: A manual axis of the mesh whose members each have some columns of the logits, in
+        order, and share the work; all else is whole.
     top_logprobs: How many of the likeliest tokens to tell; None tells no log-probabilities.
     by_row: One row after the other, each doing only what its parameters ask for, rather than all
         at once: for the CPU.
     """
-    num_rows, num_positions, num_columns = logits_RQV.shape
-    logits_NV = logits_RQV.reshape(-1, num_columns)
+    num_rows, num_positions, _ = logits_RQV.shape
+    logits_NV = logits_RQV.reshape(num_rows * num_positions, -1)
     used_RQ = jnp.arange(num_positions)[None] < rows[:, COUNT, None]
     if plain:
-        valid_NV = (jnp.arange(num_columns)[None] < vocab_size) & ~jnp.isnan(logits_NV)
-        tokens_N = _argmax(jnp.where(valid_NV, logits_NV, -jnp.inf))
+        tokens_N = _likeliest(logits_NV, vocab_size, columns_over)
     else:
         each = (
             jnp.repeat(rows, num_positions, axis=0),
@@ -89,11 +92,9 @@ def sample(
         )
         choose = partial(_choose, state, by_row)
         if by_row:
-            tokens_N = jax.lax.map(
-                lambda one: choose(*jax.tree.map(lambda x: x[None], one))[0], (logits_NV, *each)
-            )
+            tokens_N = _one_by_one(choose, logits_NV, each, columns_over)
         else:
-            tokens_N = choose(logits_NV, *each)
+            tokens_N = choose(_whole(logits_NV, columns_over), *each)
     tokens_RQ = jnp.where(used_RQ, tokens_N.reshape(num_rows, num_positions), 0)
     right_RQ = (tokens_RQ[:, :-1] == rows[:, DRAFTS:]) & used_RQ[:, 1:]
     num_right_R = jnp.sum(jnp.cumprod(right_RQ.astype(jnp.int32), axis=1), axis=1)
@@ -101,7 +102,8 @@ def sample(
     state = _record(state, rows[:, SLOT], tokens_RQ, num_tokens_R, counts=not plain)
     logprobs = None
     if top_logprobs is not None:
-        logprobs = token_logprobs(logits_RQV, tokens_RQ, vocab_size=vocab_size, top=top_logprobs)
+        whole_RQV = _whole(logits_RQV, columns_over)
+        logprobs = token_logprobs(whole_RQV, tokens_RQ, vocab_size=vocab_size, top=top_logprobs)
     return Sampled(tokens_RQ, num_tokens_R, logprobs), state
 
 
@@ -135,6 +137,34 @@ def _record(
         more = state.counts.at[slot_R[:, None], kept_RQ].add(1, mode="drop")
         state = state._replace(counts=more)
     return state
+
+
+def _whole(logits: jax.Array, columns_over: str | None) -> jax.Array:
+    """All columns of logits [..., V]."""
+    if columns_over is None:
+        return logits
+    return jax.lax.all_gather(logits, columns_over, axis=logits.ndim - 1, tiled=True)
+
+
+def _one_by_one(
+    choose: Callable[..., jax.Array], logits_NV: jax.Array, each: Any, columns_over: str | None
+) -> jax.Array:
+    """`choose` [N], of one row after the other; members with some columns each take some rows."""
+
+    def tokens(logits_NV: jax.Array, each: Any) -> jax.Array:
+        def one(row: Any) -> jax.Array:
+            return choose(*jax.tree.map(lambda x: x[None], row))[0]
+
+        return jax.lax.map(one, (logits_NV, *each))
+
+    size = 1 if columns_over is None else jax.lax.axis_size(columns_over)
+    share, left = divmod(len(logits_NV), size)
+    if columns_over is None or left:
+        return tokens(_whole(logits_NV, columns_over), each)
+    first = jax.lax.axis_index(columns_over) * share
+    own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, share), each)
+    logits_NV = jax.lax.all_to_all(logits_NV, columns_over, 0, 1, tiled=True)
+    return jax.lax.all_gather(tokens(logits_NV, own), columns_over, tiled=True)
 
 
 def _choose(
@@ -210,6 +240,20 @@ def _penalized(
 
     needed = (repetition != 1) | (presence != 0) | (frequency != 0)
     return jax.lax.cond(jnp.any(needed), penalize, lambda: logits_NV)
+
+
+def _likeliest(logits_NV: jax.Array, vocab_size: int, columns_over: str | None) -> jax.Array:
+    """The likeliest token [N] by raw logits, the first of equals."""
+    num_columns = logits_NV.shape[1]
+    first = 0 if columns_over is None else jax.lax.axis_index(columns_over) * num_columns
+    valid_NV = (first + jnp.arange(num_columns)[None] < vocab_size) & ~jnp.isnan(logits_NV)
+    logits_NV = jnp.where(valid_NV, logits_NV, -jnp.inf)
+    tokens_N = first + _argmax(logits_NV)
+    if columns_over is None:
+        return tokens_N
+    own_N = logits_NV.max(axis=-1)
+    is_most_N = own_N == jax.lax.pmax(own_N, columns_over)
+    return jax.lax.pmin(jnp.where(is_most_N, tokens_N, jnp.iinfo(jnp.int32).max), columns_over)
 
 
 def _argmax(logits_NV: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxdist.inference.sampling import drawing
 from jaxdist.inference.sampling.sampler import sample, token_logprobs
@@ -29,11 +32,13 @@ VOCAB, COLUMNS, EOS = 299, 307, 298  # ids, columns with padding, end-of-sequenc
 SLOTS = 4
 
 
-def state_of(*params: SamplingParams, prompt=(1, 2, 3), output=()) -> SamplerState:
-    state = empty_state(SLOTS, COLUMNS)
+def state_of(
+    *params: SamplingParams, prompt=(1, 2, 3), output=(), columns: int = COLUMNS
+) -> SamplerState:
+    state = empty_state(SLOTS, columns)
     for slot, p in enumerate(params):
         one = slot_state(
-            p, list(prompt), list(output), eos_ids=[EOS], vocab_size=VOCAB, num_columns=COLUMNS
+            p, list(prompt), list(output), eos_ids=[EOS], vocab_size=VOCAB, num_columns=columns
         )
         state = start_slot(state, slot, one)
     return state
@@ -301,6 +306,35 @@ def test_greedy_is_the_lowest_of_the_likeliest():
         assert out.tokens[:3, 0].tolist() == [17, 17, 17]
         assert int(out.tokens[3, 0]) in ((17,) if "plain" in how else (17, 40))
         np.testing.assert_array_equal(state.last, out.tokens[:, 0])
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize(
+    "how",
+    [{"plain": True}, {"by_row": True}, {"by_row": False}, {"plain": True, "top_logprobs": 3}],
+)
+def test_members_who_share_the_columns_sample_what_one_does(how: dict, num_rows: int):
+    x = np.random.default_rng(1).normal(size=(num_rows, 1, 310)).astype(np.float32)
+    x[:, 0, [7, 290]] = 9  # the likeliest, one of each half
+    x[:, 0, 300:] = 20  # padding
+    params = [SamplingParams(seed=s, temperature=3 * (s % 2), top_p=0.9) for s in range(SLOTS)]
+    rows = rows_of(*((slot, 9, 1) for slot in range(num_rows)))
+    mesh = jax.make_mesh((2,), ("tp",))
+    spec = P(None, None, "tp")
+
+    def two(x, state, rows):
+        give = partial(sample, vocab_size=VOCAB, columns_over="tp", **how)
+        specs = (spec, P(), P())
+        return jax.shard_map(give, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)(
+            x, state, rows
+        )
+
+    expected, _ = sample(x, state_of(*params, columns=310), rows, vocab_size=VOCAB, **how)
+    found, _ = jax.jit(two)(
+        jax.device_put(x, NamedSharding(mesh, spec)), state_of(*params, columns=310), rows
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+    assert "plain" not in how or found.tokens[0, 0] == 7
 
 
 @pytest.mark.parametrize("by_row", [True, False])
