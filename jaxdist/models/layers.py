@@ -39,6 +39,9 @@ class Context:
     #   model's `scores` as keywords where it has any (see `Attention`)
     experts: Callable[..., jax.Array] = routed_experts
     # ^ as ops.experts.routed_experts, wherever the experts are
+    all_experts: Callable[..., jax.Array] | None = None
+    # ^ the same of x, weights, chosen, shares and the (gate, up, down) [I, O] of an MLP that every
+    #   token takes: the sum of both; None: the one, then the other
     head: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     # ^ x [..., D], table [V, D] -> logits [..., V] in fp32; None: their product
     constrain: Callable[[jax.Array, Axes], jax.Array] = unconstrained

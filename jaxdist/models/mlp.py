@@ -30,6 +30,12 @@ class MLP(nnx.Module):
         self.down_proj = Linear((inner, hidden), out_of, bias, key=down_key, init=init)
         self.activation = config.mlp
 
+    @property
+    def weights(self) -> tuple[jax.Array, ...]:
+        """Gate (where there is one), up and down, [I, O] each."""
+        linears = (self.gate_proj, self.up_proj, self.down_proj)
+        return tuple(linear.weight[...] for linear in linears if linear is not None)
+
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
         axes = ("batch", "length", "mlp")

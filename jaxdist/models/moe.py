@@ -28,9 +28,11 @@ class Router(nnx.Module):
         self.e_score_correction_bias = init.zeros((experts,), ("norm",)) if biased else None
         self.config = config
 
-    def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits [B, T, E], and each token's experts and their weights, [B, T, K]."""
         logits_BTE = product(x_BTD, self.weight[...], ((2,), (0,)), compute_dtype=jnp.float32)
+        # Whole, where x is sharded over its sequence: choosing from them would gather them often.
+        logits_BTE = ctx.constrain(logits_BTE, ("batch", "length", "router"))
         scores_BTE = _scores(self.config, logits_BTE)
         chosen_BTK = self._choose(jax.lax.stop_gradient(scores_BTE))
         shares_BTK = jnp.take_along_axis(scores_BTE, chosen_BTK, axis=-1)
@@ -89,18 +91,16 @@ class MoE(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
         """The block's output [B, T, D], and the router's logits [B, T, E]."""
-        logits_BTE, chosen_BTK, shares_BTK = self.gate(x_BTD)
-        out_BTD = ctx.experts(
-            x_BTD,
-            self.experts.weights,
-            chosen_BTK,
-            shares_BTK,
-            activation=GATED[self.activation],
-            compute_dtype=ctx.compute_dtype,
-        )
-        out_BTD = out_BTD.astype(x_BTD.dtype)
-        if self.shared_experts is not None:
-            out_BTD = out_BTD + self.shared_experts(x_BTD, ctx)
+        logits_BTE, chosen_BTK, shares_BTK = self.gate(x_BTD, ctx)
+        routed = x_BTD, self.experts.weights, chosen_BTK, shares_BTK
+        shared, activation = self.shared_experts, GATED[self.activation]
+        how = {"activation": activation, "compute_dtype": ctx.compute_dtype}
+        if shared is not None and ctx.all_experts is not None:
+            out_BTD = ctx.all_experts(*routed, shared.weights, **how)
+            return out_BTD.astype(x_BTD.dtype), logits_BTE
+        out_BTD = ctx.experts(*routed, **how).astype(x_BTD.dtype)
+        if shared is not None:
+            out_BTD = out_BTD + shared(x_BTD, ctx)
         return out_BTD, logits_BTE
 
 

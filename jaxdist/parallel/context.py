@@ -14,7 +14,7 @@ from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
 from jaxdist.ops.product import platform
 from jaxdist.parallel.attention import by_heads
-from jaxdist.parallel.experts import sharded_experts
+from jaxdist.parallel.experts import kept_experts, sharded_experts
 from jaxdist.parallel.products import contract, expand
 from jaxdist.parallel.sharding import Rules, only
 
@@ -67,7 +67,7 @@ def training_context(
         return attention(q_BTNH, k_BTKH, v_BTKH, *extra), cache
 
     if mesh.tp == 1:
-        products = {"dot": partial(dot, compute_dtype=compute_dtype)}
+        products = {"dot": partial(dot, compute_dtype=compute_dtype), "experts": kept_experts}
     else:
         products = _products(rules, compute_dtype)
     return Context(
@@ -79,7 +79,7 @@ def training_context(
 
 
 def _products(rules: Rules, compute_dtype: DTypeLike) -> dict[str, Callable[..., Any]]:
-    """`dot`, which in a block joins the residual stream, `dots`, which leave it, and `experts`."""
+    """`dot`, which in a block joins the residual stream, `dots`, which leave it, and experts."""
     residual = only(rules.spec(("batch", "sequence", "embed")), "tp")
 
     def dots(x: Array, weights: Sequence[Array], out_axes: Axes) -> tuple[Array, ...]:
@@ -88,11 +88,15 @@ def _products(rules: Rules, compute_dtype: DTypeLike) -> dict[str, Callable[...,
             return tuple(dot(x, w, compute_dtype) for w in weights)
         return expand(x, tuple(weights), sharded, residual, compute_dtype)
 
-    def experts(x: Array, *arrays: Any, activation: Any, compute_dtype: DTypeLike) -> Array:
-        return sharded_experts(x, *arrays, residual, activation, compute_dtype)
+    def experts(*arrays: Any, activation: Any, compute_dtype: DTypeLike) -> Array:
+        return sharded_experts(*arrays, None, residual, activation, compute_dtype)
+
+    def all_experts(*arrays: Any, activation: Any, compute_dtype: DTypeLike) -> Array:
+        return sharded_experts(*arrays, residual, activation, compute_dtype)
 
     return {
         "dot": lambda x, w: contract(x, w, residual, compute_dtype),
         "dots": dots,
         "experts": experts,
+        "all_experts": all_experts,
     }

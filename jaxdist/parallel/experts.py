@@ -2,9 +2,12 @@
 
 The tokens are whole on every member, as everywhere in a block, so nothing is sent to experts; the
 sum is the one that a dense MLP's down projection needs too. Where the sequence is sharded it is a
-reduce-scatter. The backward pass makes the hidden layers again.
+reduce-scatter. The backward pass makes the experts' hidden layers again.
 
-Shapes: B batch rows, T tokens, D hidden size, K experts a token takes.
+An MLP that every token takes besides, the shared experts, lies over tp by its features. A member
+adds its part of that to its experts' before the sum, so that one serves both, either way.
+
+Shapes: B batch rows, T tokens, D hidden size, K experts a token takes, F features of the MLP.
 """
 
 from collections.abc import Callable
@@ -14,54 +17,82 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxdist.ops.experts import Weights, routed_experts
+from jaxdist.ops.dot import dot
+from jaxdist.ops.experts import Weights, grouped_dot, routed_experts
 from jaxdist.parallel.collectives import sum_into, vary
+from jaxdist.parallel.products import pull_all, rounded_sum
 
-_WHOLE = P(None, None, None)
+_WHOLE, _FEATURES = P(None, None, None), P(None, None, "tp")
 _OWN = (P("tp"),) * 3  # of the weights, by experts
+_COLUMNS, _ROWS = P(None, "tp"), P("tp", None)  # of the MLP's weights [D, F] and [F, D]
 
 Activation = Callable[[Array, Array], Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
 def sharded_experts(
     x_BTD: Array,
     weights: Weights,
     chosen_BTK: Array,
     shares_BTK: Array,
+    shared: Weights | None,
     residual: P,
     activation: Activation,
     compute_dtype: DTypeLike,
 ) -> Array:
-    """`ops.experts.routed_experts` in the compute dtype; tp shards the result by `residual`."""
+    """`ops.experts.routed_experts` in the compute dtype; tp shards the result by `residual`.
 
-    def own(*arrays: Any) -> Array:
-        out_BTD = _own_experts(*arrays, activation=activation, compute_dtype=compute_dtype)
-        return sum_into(residual, out_BTD.astype(compute_dtype), ("tp",))
-
-    x_BTD = lax.with_sharding_constraint(x_BTD, _WHOLE)
-    specs = (_WHOLE, _OWN, _WHOLE, _WHOLE)
-    return jax.shard_map(own, axis_names={"tp"}, in_specs=specs, out_specs=residual)(
-        x_BTD, weights, chosen_BTK, shares_BTK
-    )
+    With `shared`, the gate and up [D, F] and the down [F, D] of an MLP, its output is added.
+    """
+    arrays = x_BTD, weights, chosen_BTK, shares_BTK, shared
+    return _forward(*arrays, residual, activation, compute_dtype)[0]
 
 
-def _forward(x_BTD: Array, weights: Weights, chosen_BTK: Array, shares_BTK: Array, *static: Any):
-    out_BTD = sharded_experts(x_BTD, weights, chosen_BTK, shares_BTK, *static)
-    return out_BTD, (x_BTD, weights, chosen_BTK, shares_BTK)
+def _forward(
+    x_BTD: Array,
+    weights: Weights,
+    chosen_BTK: Array,
+    shares_BTK: Array,
+    shared: Weights | None,
+    residual: P,
+    activation: Activation,
+    compute_dtype: DTypeLike,
+) -> tuple[Array, Any]:
+    how = {"activation": activation, "compute_dtype": compute_dtype}
+
+    def own(
+        x_BTD: Array, weights: Weights, chosen_BTK: Array, shares_BTK: Array, shared: Any
+    ) -> tuple[Array, list[Array]]:
+        out_BTD = _own_experts(x_BTD, weights, chosen_BTK, shares_BTK, **how)
+        hidden: list[Array] = []
+        if shared is not None:
+            gate_DF, up_DF, down_FD = shared
+            hidden = [dot(vary(x_BTD, ("tp",)), w_DF, compute_dtype) for w_DF in (gate_DF, up_DF)]
+            out_BTD += dot(activation(*hidden), down_FD, compute_dtype).astype(jnp.float32)
+        return sum_into(residual, out_BTD.astype(compute_dtype), ("tp",)), hidden
+
+    specs = (_WHOLE, _OWN, _WHOLE, _WHOLE, None if shared is None else (_COLUMNS, _COLUMNS, _ROWS))
+    out_BTD, hidden = jax.shard_map(
+        own, axis_names={"tp"}, in_specs=specs, out_specs=(residual, _FEATURES)
+    )(lax.with_sharding_constraint(x_BTD, _WHOLE), weights, chosen_BTK, shares_BTK, shared)
+    names = ("gate_proj", "up_proj")[: len(hidden)]
+    hidden = [checkpoint_name(a_BTF, name) for a_BTF, name in zip(hidden, names, strict=True)]
+    return out_BTD, (x_BTD, weights, chosen_BTK, shares_BTK, shared, hidden)
 
 
 def _backward(
     residual: P, activation: Activation, compute_dtype: DTypeLike, kept: Any, dout_BTD: Array
-) -> tuple[Array, Weights, None, Array]:
-    def own(
+) -> tuple[Array, Weights, None, Array, Weights | None]:
+    x_BTD, weights, chosen_BTK, shares_BTK, shared, hidden = kept
+    x_BTD, dout_BTD = (lax.with_sharding_constraint(a, _WHOLE) for a in (x_BTD, dout_BTD))
+
+    def own_experts(
         x_BTD: Array, weights: Weights, chosen_BTK: Array, shares_BTK: Array, dout_BTD: Array
     ) -> tuple[Array, Weights, Array]:
-        x_BTD, shares_BTK, dout_BTD = (vary(a, ("tp",)) for a in (x_BTD, shares_BTK, dout_BTD))
-
         def forward(x_BTD: Array, weights: Weights, shares_BTK: Array) -> Array:
             return _own_experts(
                 x_BTD,
@@ -73,21 +104,99 @@ def _backward(
             )
 
         _, pull = jax.vjp(forward, x_BTD, weights, shares_BTK)
-        dx_BTD, dweights, dshares_BTK = pull(dout_BTD.astype(jnp.float32))
-        return sum_into(residual, dx_BTD, ("tp",)), dweights, lax.psum(dshares_BTK, "tp")
+        return pull(dout_BTD.astype(jnp.float32))
 
-    x_BTD, weights, chosen_BTK, shares_BTK = kept
-    x_BTD, dout_BTD = (lax.with_sharding_constraint(a, _WHOLE) for a in (x_BTD, dout_BTD))
-    dx_BTD, dweights, dshares_BTK = jax.shard_map(
+    def own(
+        x_BTD: Array,
+        weights: Weights,
+        chosen_BTK: Array,
+        shares_BTK: Array,
+        dout_BTD: Array,
+        shared: Any,
+        hidden: list[Array],
+    ) -> tuple[Array, Weights, Array, list[Array]]:
+        x_BTD, shares_BTK, dout_BTD = (vary(a, ("tp",)) for a in (x_BTD, shares_BTK, dout_BTD))
+        dx_BTD, dweights, dshares_BTK = own_experts(
+            x_BTD, weights, chosen_BTK, shares_BTK, dout_BTD
+        )
+        parts, dhidden = [dx_BTD], []
+        if shared is not None:
+            gate_DF, up_DF, down_FD = shared
+            inner_BTF, pull = jax.vjp(activation, *hidden)
+            ((dinner_BTF,), _) = pull_all(inner_BTF, [(down_FD, dout_BTD)], compute_dtype)
+            dhidden = list(pull(dinner_BTF))
+            pairs = list(zip((gate_DF, up_DF), dhidden, strict=True))
+            parts += pull_all(x_BTD, pairs, compute_dtype)[0]
+        dx_BTD = sum_into(residual, rounded_sum(parts), ("tp",))
+        return dx_BTD, dweights, lax.psum(dshares_BTK, "tp"), dhidden
+
+    specs = None if shared is None else (_COLUMNS, _COLUMNS, _ROWS)
+    dx_BTD, dweights, dshares_BTK, dhidden = jax.shard_map(
         own,
         axis_names={"tp"},
-        in_specs=(_WHOLE, _OWN, _WHOLE, _WHOLE, _WHOLE),
-        out_specs=(residual, _OWN, _WHOLE),
-    )(x_BTD, weights, chosen_BTK, shares_BTK, dout_BTD)
-    return dx_BTD, dweights, None, dshares_BTK
+        in_specs=(_WHOLE, _OWN, _WHOLE, _WHOLE, _WHOLE, specs, _FEATURES),
+        out_specs=(residual, _OWN, _WHOLE, _FEATURES),
+    )(x_BTD, weights, chosen_BTK, shares_BTK, dout_BTD, shared, hidden)
+    if shared is None:
+        return dx_BTD, dweights, None, dshares_BTK, None
+
+    # A region of its own, so that a schedule may make these gradients later (`split.py`).
+    def own_weights(x_BTD: Array, dout_BTD: Array, shared: Any, hidden: Any, dhidden: Any) -> Any:
+        x_BTD, dout_BTD = (vary(a, ("tp",)) for a in (x_BTD, dout_BTD))
+        pairs = list(zip(shared[:2], dhidden, strict=True))
+        into = pull_all(x_BTD, pairs, compute_dtype)[1]
+        out_of = pull_all(activation(*hidden), [(shared[2], dout_BTD)], compute_dtype)[1]
+        return (*into, *out_of)
+
+    dshared = jax.shard_map(
+        own_weights,
+        axis_names={"tp"},
+        in_specs=(_WHOLE, _WHOLE, specs, _FEATURES, _FEATURES),
+        out_specs=specs,
+    )(x_BTD, dout_BTD, shared, hidden, dhidden)
+    return dx_BTD, dweights, None, dshares_BTK, dshared
 
 
 sharded_experts.defvjp(_forward, _backward)
+
+
+def kept_experts(*arrays: Any, **how: Any) -> Array:
+    """`ops.experts.routed_experts` of one member, which keeps no copy of the weights.
+
+    In another dtype than the masters' they would lie in the rings, once for each microbatch.
+    """
+
+    def grouped(x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: Any):
+        return _kept_dot(x_PD, w_EDF, groups, block, compute_dtype)
+
+    return routed_experts(*arrays, grouped=grouped, **how)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _kept_dot(
+    x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
+) -> Array:
+    return grouped_dot(x_PD, w_EDF, groups=groups_E, block=block, compute_dtype=compute_dtype)
+
+
+def _kept_dot_forward(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
+    return _kept_dot(*arguments), arguments[:3]
+
+
+def _kept_dot_backward(
+    block: int, compute_dtype: DTypeLike, kept: tuple[Array, ...], dout_PF: Array
+) -> tuple[Array, Array, None]:
+    x_PD, w_EDF, groups_E = kept
+    # Linear in both: what the forward computes here is never used, and so never runs.
+    _, pull = jax.vjp(
+        lambda x, w: grouped_dot(x, w, groups=groups_E, block=block, compute_dtype=compute_dtype),
+        x_PD,
+        w_EDF,
+    )
+    return *pull(dout_PF), None
+
+
+_kept_dot.defvjp(_kept_dot_forward, _kept_dot_backward)
 
 
 def _own_experts(

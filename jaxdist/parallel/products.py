@@ -13,6 +13,7 @@ which the backward pass repeats so that nothing whole has to be kept (arXiv 2205
 Shapes: B batch rows, T tokens, D hidden size, F features (heads or MLP) that tp shards.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -72,10 +73,10 @@ def _expand_backward(
     def own_inputs(pairs: list[tuple[Array, Array]]) -> Array:
         # These gradients do not depend on what x is.
         x_BTD = vary(jnp.zeros(whole_BTD.shape, whole_BTD.dtype), (*outside, "tp"))
-        return sum_into(residual, _sum(_pull_all(x_BTD, pairs, compute_dtype)[0]), ("tp",))
+        return sum_into(residual, rounded_sum(pull_all(x_BTD, pairs, compute_dtype)[0]), ("tp",))
 
     def own_weights(whole_BTD: Array, pairs: list[tuple[Array, Array]]) -> list[Array]:
-        return _pull_all(vary(whole_BTD, ("tp",)), pairs, compute_dtype)[1]
+        return pull_all(vary(whole_BTD, ("tp",)), pairs, compute_dtype)[1]
 
     # Two regions, so that a schedule may make the weight gradients later (`split.py`).
     whole_BTD = lax.with_sharding_constraint(x_BTD, _WHOLE)
@@ -88,10 +89,10 @@ def _expand_backward(
         whole_BTD, own_pairs
     )
     # A weight that every member holds whole gives each of them the same, which counts once.
-    dxs, alike_dws = _pull_all(whole_BTD, [pairs[place] for place in alike], compute_dtype)
+    dxs, alike_dws = pull_all(whole_BTD, [pairs[place] for place in alike], compute_dtype)
     dxs = [lax.with_sharding_constraint(dx, residual) for dx in dxs]
     dws = dict(zip(split + alike, split_dws + alike_dws, strict=True))
-    return _sum([dx_BTD, *dxs]), tuple(dws[place] for place in range(len(weights)))
+    return rounded_sum([dx_BTD, *dxs]), tuple(dws[place] for place in range(len(weights)))
 
 
 expand.defvjp(_expand_forward, _expand_backward)
@@ -118,15 +119,15 @@ def _contract_backward(
 ) -> tuple[Array, Array]:
     x_BTF, w_FD = kept
     whole_BTD = lax.with_sharding_constraint(cotangent_BTD, _WHOLE)
-    (dx_BTF,), (dw_FD,) = _pull_all(x_BTF, [(w_FD, whole_BTD)], compute_dtype)
+    (dx_BTF,), (dw_FD,) = pull_all(x_BTF, [(w_FD, whole_BTD)], compute_dtype)
     return lax.with_sharding_constraint(dx_BTF, _SHARDED), dw_FD
 
 
 contract.defvjp(_contract_forward, _contract_backward)
 
 
-def _pull_all(
-    x: Array, pairs: list[tuple[Array, Array]], compute_dtype: DTypeLike
+def pull_all(
+    x: Array, pairs: Sequence[tuple[Array, Array]], compute_dtype: DTypeLike
 ) -> tuple[list[Array], list[Array]]:
     """Gradients of dot(x, w) by x and by w, for each pair of a weight and a cotangent."""
     dxs, dws = [], []
@@ -137,7 +138,7 @@ def _pull_all(
     return dxs, dws
 
 
-def _sum(parts: list[Array]) -> Array:
+def rounded_sum(parts: Sequence[Array]) -> Array:
     """Their sum, rounded to their dtype once."""
     total = sum(part.astype(jnp.float32) for part in parts[1:]) + parts[0].astype(jnp.float32)
     return total.astype(parts[0].dtype)
