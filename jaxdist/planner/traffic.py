@@ -20,7 +20,17 @@ needed: without sequence_parallel it sends twice the least (libtpu 0.0.42), with
 Experts over tp (parallel/experts.py) stand where the MLP stands, and send the same. Each member
 weighs the results of its own experts alone, so it has their part alone of the cotangents of a
 token's K shares; the router that made them is whole on each member, so they are summed: one
-all-reduce of [B, T, K] fp32 a layer and microbatch.
+all-reduce of [B, T, K] fp32 a layer and microbatch. Shared experts are added before the sum that
+the others need, so they send nothing of their own. Where the sequence is sharded, a router scores
+the tokens that its member has: the scores [B, T, E] are gathered, and the gradient of its weight
+[D, E] is summed, both fp32.
+
+Latent attention makes keys and values of latents, of joint width C, that are whole on each member
+(so are queries, where they have a latent; nothing that tp shards is then made of the stream, whose
+cotangent needs no sum). Each member has a part of the latents' cotangents: one all-reduce of
+[B, T, C] a layer and microbatch. Where the sequence is sharded, so are they: they are gathered,
+again on the way back, and their cotangents scattered, and the gradients of the weights [D, C] that
+made them, each of its own tokens, are summed.
 
 Of kv heads fewer than tp, of width H, each member holds the weights of all K, and tp/K members
 attend with a copy of one head. On the way back the copies' cotangents are summed among the tp/K,
@@ -28,6 +38,7 @@ which is an all-reduce of [B, T, H], and as the weights are held by all, each ga
 K - 1 sums: (K - 1 + 2 (g-1)/g) [B, T, H] for g = tp/K, for k and for v. A reduce-scatter and a
 gather over all of tp would send as much. Summing gradients of the weights once a step instead would
 send less where M B T is above 2 D, but each member would keep gradients of its own until then.
+Where the sequence is sharded, these are summed too, each member's of its own tokens.
 
 Over pp: one activation and one cotangent a tick, and what vocabulary parallelism needs, four
 all-reduces of A a microbatch: embedding to the first stage, the last stage's output to all, the
@@ -133,18 +144,39 @@ class Traffic:
         remat, sequence = self.pipeline.parallel.remat, self._sharded_sequence
         saved = remat.replace(" ", "").split(",")
         again = remat != "none" and "o_proj" not in saved and "dots" not in saved
-        found = []
+        model, found = self.pipeline.model, []
         for part in ("attention", "mlp"):
             # In halves of an all-reduce. A sharded sequence is gathered again on the way back.
-            back = 2 + sequence
+            there, back = 2, 2 + sequence
+            if part == "mlp":
+                own_there, own_back, words = self._router_sums()
+            elif model.kv_lora_rank:
+                own_there, own_back, words = self._latent_sums()
+                if model.q_lora_rank:  # what tp shards is made of latents, none of it of x
+                    there, back = (1, 1) if sequence else (2, 0)
+            else:
+                own_there, (own_back, words) = 0.0, self._kv_sums()
             if part == "attention" and again:
                 back += 1 if sequence else 2
-            unit = f"{2 + back}/2 M L all-reduces of A".replace("4/2", "2").replace("6/2", "3")
-            own, words = self._kv_sums() if part == "attention" else self._share_sums()
+            halves = there + back
+            unit = f"{halves // 2 if halves % 2 == 0 else f'{halves}/2'} M L all-reduces of A"
             flow = Flow(axes=("tp",), part=part, formula=unit + words)
-            flow = add(flow, 2 * once, [self._turns["forward"]])
-            found.append(add(flow, back * once + own, [self._turns["backward"]]))
+            flow = add(flow, there * once + own_there, [self._turns["forward"]])
+            found.append(add(flow, back * once + own_back, [self._turns["backward"]]))
         return found
+
+    def _latent_sums(self) -> tuple[float, float, str]:
+        """Bytes a layer's forward and backward send of latent attention's narrow arrays [B, T, C].
+
+        With them the words that the formula has for it.
+        """
+        model, width = self.pipeline.model, self._width(self.pipeline.compute_dtype)
+        latents = model.kv_lora_rank + model.qk_rope_head_dim + model.q_lora_rank
+        once = half(self.mesh.tp) * self._tokens * latents * width
+        if not self._sharded_sequence:
+            return 0.0, 2 * once, ", M L of [B, T, C]"
+        words = ", 3/2 M L of [B, T, C], M L of [D, C]"
+        return once, 2 * once + self._whole_gradient(latents), words
 
     def _kv_sums(self) -> tuple[float, str]:
         """Bytes a layer's backward sends of k's and v's cotangents, where heads are fewer than tp.
@@ -156,15 +188,30 @@ class Traffic:
         if heads % tp == 0:
             return 0.0, ""
         head = self._tokens * model.head_dim * self._width(self.pipeline.compute_dtype)
-        return 2 * head * (heads - 1 + 2 * half(tp // heads)), ", M L sums of dk, dv"
+        sums, words = 2 * head * (heads - 1 + 2 * half(tp // heads)), ", M L sums of dk, dv"
+        if self._sharded_sequence:
+            sums += self._whole_gradient(2 * heads * model.head_dim)
+            words += " and their weights'"
+        return sums, words
 
-    def _share_sums(self) -> tuple[float, str]:
-        """The same of the cotangents of experts' shares."""
-        model = self.pipeline.model
+    def _router_sums(self) -> tuple[float, float, str]:
+        """The same of what routers make."""
+        model, once = self.pipeline.model, half(self.mesh.tp)
         if not model.num_experts:
-            return 0.0, ""
-        shares = self._tokens * model.num_experts_per_tok * 4
-        return 2 * half(self.mesh.tp) * shares, ", M L of [B, T, K]"
+            return 0.0, 0.0, ""
+        shares = 2 * once * self._tokens * model.num_experts_per_tok * 4
+        if not self._sharded_sequence:
+            return 0.0, shares, ", M L of [B, T, K]"
+        logits, gradient = self._tokens * model.num_experts * 4, model.num_experts
+        words = ", M L of [B, T, K], 1/2 M L of [B, T, E], M L of [D, E]"
+        return once * logits, shares + self._whole_gradient(gradient), words
+
+    def _whole_gradient(self, columns: int) -> float:
+        """Bytes of summing the gradient of a weight [D, columns] that each member has whole.
+
+        Where the sequence is sharded, each makes it of its own tokens.
+        """
+        return 2 * half(self.mesh.tp) * self.pipeline.model.hidden_size * columns * 4
 
     # -- pp -----------------------------------------------------------------------------------
 

@@ -18,6 +18,10 @@ TINY = """--model.preset tiny --model.num_hidden_layers 4 --model.hidden_size 32
 UNTIED = ("--model.tie_word_embeddings", "false")
 EXPERTS = """--model.num_experts 8 --model.num_experts_per_tok 2
  --model.moe_intermediate_size 32""".split()
+SHARED = [*EXPERTS, "--model.n_shared_experts", "1"]
+LATENT = """--model.kv_lora_rank 12 --model.qk_nope_head_dim 4 --model.qk_rope_head_dim 4
+ --model.v_head_dim 6""".split()
+QUERIES = [*LATENT, "--model.q_lora_rank", "10"]
 SEQUENCE = ("--parallel.sequence_parallel", "true")
 
 
@@ -86,6 +90,10 @@ def test_no_more_than_theory_asks_for(mesh: str, flags: list[str]):
         ("1x1x4", "mlp", EXPERTS),
         ("2x2x2", "mlp", [*EXPERTS, "--parallel.schedule", "zb", "--parallel.zero", "3"]),
         ("1x1x4", "mlp", [*EXPERTS, "--parallel.remat", "full"]),
+        ("1x1x4", "mlp", SHARED),
+        ("2x2x2", "mlp", [*SHARED, "--parallel.schedule", "zb", "--parallel.zero", "3"]),
+        ("1x1x4", "attention", LATENT),
+        ("1x2x4", "attention", [*QUERIES, *SHARED, "--parallel.remat", "full"]),
         ("1x1x4", "attention", ["--model.num_key_value_heads", "1"]),
         ("1x1x4", "attention", ["--model.num_key_value_heads", "2"]),
         ("1x2x4", "attention", ["--model.num_key_value_heads", "2", "--parallel.remat", "full"]),
@@ -99,9 +107,11 @@ def test_experts_and_shared_heads_send_their_least(mesh: str, part: str, flags: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [EXPERTS, ["--model.num_key_value_heads", "2"]])
+@pytest.mark.parametrize(
+    "flags", [EXPERTS, SHARED, LATENT, QUERIES, ["--model.num_key_value_heads", "2"]]
+)
 def test_so_they_do_where_the_sequence_is_sharded(flags: list[str]):
-    """What comes on top there, routers' scores and gradients of k's and v's weights, grows less."""
+    """What comes on top there, gradients of gains and tables of RoPE, grows less."""
     wide = ["--model.hidden_size", "256", "--train.sequence_length", "512", *SEQUENCE]
     wide += ["--model.max_position_embeddings", "512"]
     assert 1 <= ratios(rows_of("1x2x4", *flags, *wide))["tp",] <= 1.05
@@ -123,6 +133,17 @@ def test_a_layer_sends_so_much_more_on_its_way_back():
     assert two == 2 * number * head * (1 + 1)
     one = least("attention", "--model.num_key_value_heads", "1") - dense
     assert one == 2 * number * head * 3 / 2
+    # Experts that every token takes are in the sum of the others.
+    assert least("mlp", *SHARED) == least("mlp", *EXPERTS)
+    # Latents of 12 and 4, whose cotangents all four sum; without a latent of 10 queries' x too.
+    assert least("attention", *LATENT) - dense == number * 16 * 3 / 2
+    assert least("attention", *QUERIES) == number * (32 + 26) * 3 / 2
+    # Where the sequence is sharded: half a sum there, one back; and weights of 32 rows.
+    rows = 16 * 4 * 32 * 26 * 3 / 2
+    assert least("attention", *QUERIES, *SEQUENCE) == number * (32 + 26 * 3 / 2) * 3 / 2 + rows
+    router = number * 8 * 3 / 4 + 16 * 4 * 32 * 8 * 3 / 2
+    sharded = least("mlp", *EXPERTS, *SEQUENCE) - least("mlp", *SEQUENCE)
+    assert sharded == number * 2 * 3 / 2 + router
 
 
 def test_flows_of_a_part_over_the_same_axes_add_up():
