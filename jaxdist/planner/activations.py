@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.compute import SAVED_ACTIVATIONS
+from jaxdist.planner.routed import Routed
 
 _FP32 = 4
 _DOTS = tuple(name for name in SAVED_ACTIVATIONS if name.endswith("_proj"))
@@ -17,7 +18,7 @@ _SCORE_BLOCK = 128  # tokens whose attention scores are held at once (ops/blocke
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One block of a dense model on one tp member."""
+    """One block on one tp member; `routed` are its experts, where it has any."""
 
     model: ModelConfig
     rows: int  # B
@@ -25,6 +26,21 @@ class Layer:
     tp: int
     sequence_parallel: bool
     bytes: int  # of a number in the compute dtype
+    row_block: int = 1  # rows of an expert are padded to a multiple of it
+
+    @property
+    def routed(self) -> Routed | None:
+        """The experts of which a token takes some."""
+        if not self.model.num_experts:
+            return None
+        return Routed(
+            model=self.model,
+            tokens=self._tokens,
+            hidden=self._hidden,
+            tp=self.tp,
+            bytes=self.bytes,
+            row_block=self.row_block,
+        )
 
     @property
     def stream(self) -> int:
@@ -72,7 +88,8 @@ class Layer:
         scores = self.rows * self._heads * self.length * min(self.length, _SCORE_BLOCK) * _FP32
         again = 6 * self.stream if remat == "full" else 0
         expanded = self._tokens * 2 * self._inner * self.bytes
-        return self._all_saved() + expanded + 5 * scores // 4 + again
+        routed = 0 if self.routed is None else self.routed.working
+        return self._all_saved() + expanded + 5 * scores // 4 + again + routed
 
     def scoring(self, vocabulary_rows: int) -> int:
         """While a microbatch is scored: logits of a chunk of tokens, twice, and three streams."""
@@ -89,7 +106,8 @@ class Layer:
         per_token = 2 * (_FP32 * (2 * self._hidden + 2) + self.bytes * self._hidden)
         per_token += self.bytes * (3 * self._queries + 2 * self._keys) + _FP32 * self._heads
         per_token += self.bytes * (self._expanded + self._inner)
-        return self._tokens * per_token + 2 * _FP32 * (self.model.hidden_size + 1)
+        saved = self._tokens * per_token + 2 * _FP32 * (self.model.hidden_size + 1)
+        return saved if self.routed is None else saved + self.routed.saved
 
     def _named(self, name: str) -> int:
         """What `checkpoint_name` marks so in the model; o_proj and down_proj end the block."""
@@ -136,7 +154,11 @@ class Layer:
 
     @property
     def _inner(self) -> int:
-        return self.model.intermediate_size // self.tp
+        """Width of the MLP; beside experts, that of the one which every token takes, or none."""
+        model = self.model
+        if model.num_experts:
+            return model.n_shared_experts * model.expert_size // self.tp
+        return model.intermediate_size // self.tp
 
     @property
     def _expanded(self) -> int:

@@ -23,6 +23,7 @@ from jaxdist.planner.parameters import Counts
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WIDE = 4  # bytes of the numbers that a CPU works with
+_CPU_ROWS = 64  # of an expert's block there (ops/experts.py)
 _MOMENTS = {"adamw": 2, "adam": 2, "muon": 1, "lion": 1, "sgd": 1, "adafactor": 0}
 
 
@@ -65,6 +66,7 @@ def estimate(
         tp=mesh.tp,
         sequence_parallel=parallel.sequence_parallel,
         bytes=dtypes["compute"],
+        row_block=_CPU_ROWS if platform == "cpu" else 1,
     )
     at_work = replace(layer, bytes=max(layer.bytes, _WIDE)) if platform == "cpu" else layer
     narrow = 0

@@ -73,6 +73,23 @@ def test_rings_are_counted_to_the_byte(schedule, remat):
     assert estimated(setup).activations == held_in_rings(setup)
 
 
+EXPERTS = ["--model.num_experts", "4", "--model.moe_intermediate_size", "96"]
+SHARED = [*EXPERTS, "--model.n_shared_experts", "1"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        EXPERTS,
+        [*SHARED, "--precision.policy", "bf16"],
+        [*SHARED, "--parallel.remat", "dots"],
+    ],
+)
+def test_rings_of_experts_are_counted_but_for_a_few_numbers(flags):
+    setup = setup_of("2x2x1", *flags)
+    assert estimated(setup).activations == pytest.approx(held_in_rings(setup), rel=1e-3)
+
+
 def test_offloaded_rings_are_the_hosts():
     setup = setup_of("1x2x1", "--parallel.offload_activations", "true")
     found = estimated(setup)
@@ -173,6 +190,12 @@ def test_the_peak_is_within_a_tenth(schedule, remat, policy):
     flags = ("--model.num_hidden_layers", "8") if schedule == "interleaved" else ()
     flags += ("--precision.policy", policy, "--parallel.remat", remat)
     setup = setup_of("1x2x1", *SCHEDULES[schedule], *flags)
+    assert estimated(setup).peak == pytest.approx(dry_run.measure(setup).peak, rel=0.1)
+
+
+@pytest.mark.slow
+def test_so_it_is_with_experts():
+    setup = setup_of("1x2x1", *EXPERTS)
     assert estimated(setup).peak == pytest.approx(dry_run.measure(setup).peak, rel=0.1)
 
 
