@@ -16,7 +16,7 @@ _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 def start() -> None:
     """Join the group that the environment describes; does nothing where it describes none.
 
-    Raises `UsageError` where only a part of the variables is set or a number is not one.
+    Raises `UsageError` where only a part of the variables is set or one makes no sense.
     """
     values = {name: os.environ.get(name) for name in _VARIABLES}
     missing = [name for name, value in values.items() if not value]
@@ -32,6 +32,11 @@ def start() -> None:
         raise UsageError(
             f"JAX_PROCESS_ID={index} and JAX_NUM_PROCESSES={count} must be whole numbers with "
             "0 <= id < processes"
+        )
+    _, colon, port = str(address).rpartition(":")
+    if not (colon and port.isdigit() and 0 < int(port) < 2**16):
+        raise UsageError(
+            f"JAX_COORDINATOR_ADDRESS={address} must be HOST:PORT of process 0, such as node0:1234"
         )
     jax.distributed.initialize(address, int(str(count)), int(str(index)))
 

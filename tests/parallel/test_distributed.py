@@ -107,6 +107,17 @@ def test_one_process_goes_on_where_two_stopped(tmp_path, alone):
             },
             "JAX_PROCESS_ID=2 and JAX_NUM_PROCESSES=2",
         ),
+        *(
+            (
+                {
+                    "JAX_COORDINATOR_ADDRESS": address,
+                    "JAX_NUM_PROCESSES": "2",
+                    "JAX_PROCESS_ID": "0",
+                },
+                f"JAX_COORDINATOR_ADDRESS={address} must be HOST:PORT",
+            )
+            for address in ("node0", "node0:http", "node0:70000")
+        ),
     ],
 )
 def test_half_a_description_is_refused(monkeypatch, environment, words):
