@@ -56,9 +56,9 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
         return max(whole, last - 0.01)  # at a tie the section that was written wins
 
     candidates = list(candidates)
-    wanted = word.lstrip("-")
+    wanted: str = word.lstrip("-")
     ours = _OURS.get(wanted.rpartition(".")[2].replace("-", "_"))
-    if ours in (candidate.lstrip("-") for candidate in candidates):
+    if ours and ours in (candidate.lstrip("-") for candidate in candidates):
         wanted = ours
     scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 0

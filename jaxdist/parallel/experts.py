@@ -72,7 +72,8 @@ def _forward(
         if shared is not None:
             gate_DF, up_DF, down_FD = shared
             hidden = [dot(vary(x_BTD, ("tp",)), w_DF, compute_dtype) for w_DF in (gate_DF, up_DF)]
-            out_BTD += dot(activation(*hidden), down_FD, compute_dtype).astype(jnp.float32)
+            shared_BTD: Any = dot(activation(*hidden), down_FD, compute_dtype)
+            out_BTD += shared_BTD.astype(jnp.float32)
         return sum_into(residual, out_BTD.astype(compute_dtype), ("tp",)), hidden
 
     specs = (_WHOLE, _OWN, _WHOLE, _WHOLE, None if shared is None else (_COLUMNS, _COLUMNS, _ROWS))
@@ -166,7 +167,7 @@ def kept_experts(*arrays: Any, **how: Any) -> Array:
     In another dtype than the masters' they would lie in the rings, once for each microbatch.
     """
 
-    def grouped(x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: Any):
+    def grouped(x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: Any) -> Any:
         return _kept_dot(x_PD, w_EDF, groups, block, compute_dtype)
 
     return routed_experts(*arrays, grouped=grouped, **how)

@@ -92,8 +92,6 @@ def report(planned: Planned, *, as_json: bool) -> None:
         f"{config.precision.policy}; compiled in {planned.compile_seconds:.0f} s\n"
     )
     console.print(_memory_table(planned))
-    if config.model.num_experts:
-        console.print("\nThe estimate takes each layer's MLP for a dense one, not for experts.")
     console.print("\nsent by each device in a step:\n")
     console.print(table(planned.traffic))
     if _device(setup).platform == "cpu" and config.precision.policy != "fp32":

@@ -82,7 +82,7 @@ class Forward:
             return logits_BXV, x_BTE, step.sampler_rows(shape), pages
 
         manual = {"dp", "pp"}
-        pages_spec = Pages(*(only(spec, *manual) for spec in self.paging.specs))
+        pages_spec: Any = Pages(*(only(spec, *manual) for spec in self.paging.specs))  # pyright: ignore[reportArgumentType]: specs of arrays
         specs = jax.tree.map(
             lambda spec: only(spec, *manual), self.weights.specs, is_leaf=lambda s: isinstance(s, P)
         )
@@ -194,7 +194,7 @@ class _Attend:
             return own_heads(*arguments)
         heads = P(None, None, "tp", None)
         kv_heads = heads if self.config.num_key_value_heads % self.tp == 0 else P()
-        pool = self.paging.own_specs
+        pool: Any = Pages(*self.paging.own_specs)  # pyright: ignore[reportArgumentType]: specs of arrays
         return jax.shard_map(
             own_heads,
             axis_names={"tp"},

@@ -39,19 +39,19 @@ class Paging:
     attend: Callable[..., jax.Array]
 
     @property
-    def specs(self) -> Pages:
-        """Of a layer's keys and values."""
+    def specs(self) -> tuple[P, P]:
+        """Of a layer's keys and of its values."""
         keys, values = (P("pp", "dp", *own) for own in self.own_specs)
-        return Pages(keys, values)  # pyright: ignore[reportArgumentType]: specs of arrays
+        return keys, values
 
     @property
-    def own_specs(self) -> Pages:
+    def own_specs(self) -> tuple[P, P]:
         """Of one stage's and replica's part."""
         keys, values = (
             P(*("tp" if dim == "K" else None for dim in dims.split()))
             for dims in (self.key_dims, self.value_dims)
         )
-        return Pages(keys, values)  # pyright: ignore[reportArgumentType]: specs of arrays
+        return keys, values
 
     def shapes(
         self, num_blocks: int, block_size: int, heads: int, widths: tuple[int, int]
