@@ -17,6 +17,7 @@ class Options:
     target: str
     dtype: str | None
     gguf_type: str | None
+    ema: bool
     force: bool
 
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.target,
             dtype=options.dtype,
             gguf_type=options.gguf_type,
+            ema=options.ema,
             force=options.force,
         )
     return 0
@@ -58,6 +60,10 @@ def parse(argv: Sequence[str]) -> Options:
     parser.add_argument(
         "--gguf-type", metavar="TYPE", help="f32, f16, bf16, q8_0 or q4_0 [the source's dtype]"
     )
+    parser.add_argument(
+        "--ema", action="store_true",
+        help="Of a run with optimizer.ema_decay, the averaged weights.",
+    )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="Replace what is at TARGET.")
     words = [word.replace("_", "-") if word.startswith("--") else word for word in argv]
     return Options(**vars(parser.parse_args(words)))

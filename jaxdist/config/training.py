@@ -28,7 +28,8 @@ class OptimizerConfig:
         eps: Added to the root of the second moment.
         momentum: Of sgd and muon.
         max_grad_norm: Gradients with a larger global norm are scaled down to it; null: never.
-        ema_decay: Keep an exponential moving average of the parameters with this decay; null: none.
+        ema_decay: Keep an exponential moving average of the parameters with this decay, which
+            `jaxdist convert --ema` takes; null: none.
     """
 
     name: str = "adamw"

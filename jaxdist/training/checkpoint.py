@@ -95,9 +95,9 @@ class Checkpointer:
         """
         return self._restore(step, abstract_state, prefix=""), self.extra(step)
 
-    def restore_params(self, step: int, abstract_params: Any) -> Any:
-        """`state.params` of checkpoint `step`, as `restore` does; nothing else is read."""
-        return self._restore(step, abstract_params, prefix="params/")
+    def restore_part(self, step: int, part: str, abstract: Any) -> Any:
+        """A field of the state, such as "params", as `restore` does; nothing else is read."""
+        return self._restore(step, abstract, prefix=part + "/")
 
     def wait(self) -> None:
         """Returns when no save is running; raises the error of one that failed."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxdist.interop.huggingface.folder import CONFIG
 from jaxdist.interop.huggingface.write import check_dtype, write_huggingface
 from jaxdist.interop.leaves import layers_of, leaf_shapes
 from jaxdist.training.model_source import ModelSource, open_model
+from jaxdist.training.run_folder import RunFolder
 
 GGUF_OF_DTYPE = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -30,6 +32,7 @@ def convert(
     *,
     dtype: str | None = None,
     gguf_type: str | None = None,
+    ema: bool = False,
     force: bool = False,
     console: Console | None = None,
 ) -> None:
@@ -40,6 +43,7 @@ def convert(
         target: A GGUF file where it ends in .gguf, else a Hugging Face folder.
         dtype: Of the folder's weights; by default the source's.
         gguf_type: Of the file's weights; by default that of the source's dtype.
+        ema: Whether a run's averaged weights are taken.
         force: Whether what is at `target` is replaced.
         console: Where progress and table are shown; by default standard error.
 
@@ -52,6 +56,8 @@ def convert(
     _check_options(is_gguf, dtype, gguf_type)
     console = console or Console(stderr=True)
     model = open_model(source, "SOURCE")
+    if ema:
+        model = _averaged(model)
     _check_target(to, model, is_gguf, force)
     stored = dtype or model.dtype
     weights = _counted(model, console)
@@ -73,6 +79,13 @@ def convert(
         write_huggingface(to, model.config, weights, dtype=stored, companions=companions)
         kept = sorted(companions.keys() - {CONFIG})
     _summarise(console, model, to, is_gguf, stored, kept)
+
+
+def _averaged(model: ModelSource) -> ModelSource:
+    if not isinstance(model.weights, RunFolder):
+        raise UsageError(f"--ema: {model.path} is a {model.kind}; only runs keep an average")
+    weights = model.weights.average()
+    return replace(model, weights=weights, dtype=weights.dtype)
 
 
 def _check_options(is_gguf: bool, dtype: str | None, gguf_type: str | None) -> None:

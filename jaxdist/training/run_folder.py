@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,23 @@ def alone_in(run: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The model of a run's newest complete checkpoint, one weight at a time."""
+    """The model of a run's newest complete checkpoint, one weight at a time.
+
+    averaged: The weights are the exponential moving average of the run's, which it must have.
+    """
 
     folder: Path
     run: RunConfig
+    averaged: bool = False
+
+    def average(self) -> "RunFolder":
+        """The same with averaged weights; UsageError where the run has none."""
+        if self.run.optimizer.ema_decay is None:
+            raise UsageError(
+                f"{self.folder} was trained without optimizer.ema_decay, so it has no average of "
+                "its weights"
+            )
+        return replace(self, averaged=True)
 
     @property
     def config(self) -> ModelConfig:
@@ -101,7 +114,8 @@ class RunFolder:
     @property
     def dtype(self) -> str:
         """In which the weights are kept, such as "float32"."""
-        return str(Policy.from_config(self.run.precision).param_dtype)
+        kept = Policy.from_config(self.run.precision).param_dtype
+        return "float32" if self.averaged else str(kept)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -132,7 +146,8 @@ class RunFolder:
         """Parameters in the structure, dtypes and shardings of `like`; all padding as saved."""
         checkpoints = Checkpointer(self.folder / "checkpoints", None)
         try:
-            return checkpoints.restore_params(self._step(checkpoints), like)
+            part = "ema" if self.averaged else "params"
+            return checkpoints.restore_part(self._step(checkpoints), part, like)
         finally:
             checkpoints.close()
 

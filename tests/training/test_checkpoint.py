@@ -126,7 +126,7 @@ def test_parameters_alone_are_restored_beside_a_running_trainer(tmp_path):
     trainer.wait()
     reader = Checkpointer(tmp_path, None)
     assert reader.latest_step() == 2
-    params = reader.restore_params(2, jax.eval_shape(Model, jax.random.key(1)))
+    params = reader.restore_part(2, "params", jax.eval_shape(Model, jax.random.key(1)))
     assert bits(params) == bits(make_state()["params"])
     assert params.embed_tokens.get_value().sharding == SingleDeviceSharding(jax.devices()[0])
     assert reader.extra(2) == {"tokens": 5}

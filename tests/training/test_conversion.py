@@ -3,12 +3,20 @@
 import io
 import json
 
+import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
 from jaxdist import convert as door
-from jaxdist.config import CheckpointConfig, DataConfig, ModelConfig, RunConfig, UsageError
+from jaxdist.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    UsageError,
+)
 from jaxdist.config.layers import save_config
 from jaxdist.interop.huggingface.write import write_huggingface
 from jaxdist.interop.leaves import STACK, leaf_shapes
@@ -98,6 +106,27 @@ def test_a_run_becomes_a_folder(folder, tmp_path):
     assert read_origin(str(folder), run).model == MODEL
     with pytest.raises(UsageError, match="--init-from nowhere is no model"):
         read_origin("nowhere", run)
+
+
+def test_of_a_run_the_averaged_weights_where_they_are_asked_for(folder, tmp_path):
+    model, run = open_model(folder).model(), tmp_path / "run"
+    with pytest.raises(UsageError, match="is a Hugging Face folder; only runs keep an average"):
+        quiet(folder, tmp_path / "out", ema=True)
+    for decay in (None, 0.9):
+        optimizer = OptimizerConfig(ema_decay=decay)
+        config = RunConfig(model=MODEL, data=DataConfig(tokenizer="bytes"), optimizer=optimizer)
+        save_config(config, run / "config.yaml")
+        if decay is None:
+            with pytest.raises(UsageError, match="without optimizer.ema_decay"):
+                quiet(run, tmp_path / "out", ema=True)
+    checkpoints = Checkpointer(run / "checkpoints", CheckpointConfig())
+    average = jax.tree.map(lambda leaf: 2 * leaf, model)
+    checkpoints.save(1, {"params": model, "ema": average}, {})
+    checkpoints.close()
+    assert door.main([str(run), str(tmp_path / "out"), "--ema"]) == 0
+    before, after = everything(folder), everything(tmp_path / "out")
+    for key, array in before.items():
+        np.testing.assert_array_equal(2 * array, after[key])
 
 
 @pytest.mark.parametrize(
