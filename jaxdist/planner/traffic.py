@@ -11,34 +11,7 @@ Over dp (arXiv 1910.02054): ZeRO-0 and 1 send 2 Psi a step, ZeRO-2 (M+1) Psi, Ze
 gathers and a reduce-scatter a microbatch (embedding and head are gathered once a microbatch, where
 they are used; XLA may do so once a step).
 
-Over tp (arXiv 1909.08053): four all-reduces of A a layer and microbatch. Where the sequence is
-sharded, each is a reduce-scatter and an all-gather, and two gathers come on top, whose results the
-forward does not keep (arXiv 2205.05198). Remat makes the attention's sum again, unless o_proj is
-saved. On TPUs XLA shards a stream that is left whole of its own accord, and gathers it where it is
-needed: without sequence_parallel it sends twice the least (libtpu 0.0.42), with it the least.
-
-Experts over tp (parallel/experts.py) stand where the MLP stands, and send the same. Each member
-weighs the results of its own experts alone, so it has their part alone of the cotangents of a
-token's K shares; the router that made them is whole on each member, so they are summed: one
-all-reduce of [B, T, K] fp32 a layer and microbatch. Shared experts are added before the sum that
-the others need, so they send nothing of their own. Where the sequence is sharded, a router scores
-the tokens that its member has: the scores [B, T, E] are gathered, and the gradient of its weight
-[D, E] is summed, both fp32.
-
-Latent attention makes keys and values of latents, of joint width C, that are whole on each member
-(so are queries, where they have a latent; nothing that tp shards is then made of the stream, whose
-cotangent needs no sum). Each member has a part of the latents' cotangents: one all-reduce of
-[B, T, C] a layer and microbatch. Where the sequence is sharded, so are they: they are gathered,
-again on the way back, and their cotangents scattered, and the gradients of the weights [D, C] that
-made them, each of its own tokens, are summed.
-
-Of kv heads fewer than tp, of width H, each member holds the weights of all K, and tp/K members
-attend with a copy of one head. On the way back the copies' cotangents are summed among the tp/K,
-which is an all-reduce of [B, T, H], and as the weights are held by all, each gathers the others'
-K - 1 sums: (K - 1 + 2 (g-1)/g) [B, T, H] for g = tp/K, for k and for v. A reduce-scatter and a
-gather over all of tp would send as much. Summing gradients of the weights once a step instead would
-send less where M B T is above 2 D, but each member would keep gradients of its own until then.
-Where the sequence is sharded, these are summed too, each member's of its own tokens.
+Over tp: `layer_traffic.py`.
 
 Over pp: one activation and one cotangent a tick, and what vocabulary parallelism needs, four
 all-reduces of A a microbatch: embedding to the first stage, the last stage's output to all, the
@@ -64,6 +37,7 @@ from jax.typing import DTypeLike
 from jaxdist.parallel.pipeline import Pipeline
 from jaxdist.parallel.sharding import Layout, layouts
 from jaxdist.planner.flow import ONCE, Flow, Turns, add, half, joined
+from jaxdist.planner.layer_traffic import LayerTraffic
 
 Tree = Any
 
@@ -140,78 +114,20 @@ class Traffic:
     # -- tp -----------------------------------------------------------------------------------
 
     def _layers_over_tp(self) -> list[Flow]:
-        once = half(self.mesh.tp) * self._activations
-        remat, sequence = self.pipeline.parallel.remat, self._sharded_sequence
-        saved = remat.replace(" ", "").split(",")
-        again = remat != "none" and "o_proj" not in saved and "dots" not in saved
-        model, found = self.pipeline.model, []
-        for part in ("attention", "mlp"):
-            # In halves of an all-reduce. A sharded sequence is gathered again on the way back.
-            there, back = 2, 2 + sequence
-            if part == "mlp":
-                own_there, own_back, words = self._router_sums()
-            elif model.kv_lora_rank:
-                own_there, own_back, words = self._latent_sums()
-                if model.q_lora_rank:  # what tp shards is made of latents, none of it of x
-                    there, back = (1, 1) if sequence else (2, 0)
-            else:
-                own_there, (own_back, words) = 0.0, self._kv_sums()
-            if part == "attention" and again:
-                back += 1 if sequence else 2
-            halves = there + back
-            unit = f"{halves // 2 if halves % 2 == 0 else f'{halves}/2'} M L all-reduces of A"
-            flow = Flow(axes=("tp",), part=part, formula=unit + words)
-            flow = add(flow, there * once + own_there, [self._turns["forward"]])
-            found.append(add(flow, back * once + own_back, [self._turns["backward"]]))
+        pipeline, found = self.pipeline, []
+        layer = LayerTraffic(
+            model=pipeline.model,
+            remat=pipeline.parallel.remat,
+            tp=self.mesh.tp,
+            tokens=self._tokens,
+            width=self._width(pipeline.compute_dtype),
+            sharded_sequence=self._sharded_sequence,
+        )
+        for part, (there, back, formula) in layer.parts().items():
+            flow = Flow(axes=("tp",), part=part, formula=formula)
+            flow = add(flow, there, [self._turns["forward"]])
+            found.append(add(flow, back, [self._turns["backward"]]))
         return found
-
-    def _latent_sums(self) -> tuple[float, float, str]:
-        """Bytes a layer's forward and backward send of latent attention's narrow arrays [B, T, C].
-
-        With them the words that the formula has for it.
-        """
-        model, width = self.pipeline.model, self._width(self.pipeline.compute_dtype)
-        latents = model.kv_lora_rank + model.qk_rope_head_dim + model.q_lora_rank
-        once = half(self.mesh.tp) * self._tokens * latents * width
-        if not self._sharded_sequence:
-            return 0.0, 2 * once, ", M L of [B, T, C]"
-        words = ", 3/2 M L of [B, T, C], M L of [D, C]"
-        return once, 2 * once + self._whole_gradient(latents), words
-
-    def _kv_sums(self) -> tuple[float, str]:
-        """Bytes a layer's backward sends of k's and v's cotangents, where heads are fewer than tp.
-
-        With them the words that the formula has for it.
-        """
-        model, tp = self.pipeline.model, self.mesh.tp
-        heads = model.num_key_value_heads
-        if heads % tp == 0:
-            return 0.0, ""
-        head = self._tokens * model.head_dim * self._width(self.pipeline.compute_dtype)
-        sums, words = 2 * head * (heads - 1 + 2 * half(tp // heads)), ", M L sums of dk, dv"
-        if self._sharded_sequence:
-            sums += self._whole_gradient(2 * heads * model.head_dim)
-            words += " and their weights'"
-        return sums, words
-
-    def _router_sums(self) -> tuple[float, float, str]:
-        """The same of what routers make."""
-        model, once = self.pipeline.model, half(self.mesh.tp)
-        if not model.num_experts:
-            return 0.0, 0.0, ""
-        shares = 2 * once * self._tokens * model.num_experts_per_tok * 4
-        if not self._sharded_sequence:
-            return 0.0, shares, ", M L of [B, T, K]"
-        logits, gradient = self._tokens * model.num_experts * 4, model.num_experts
-        words = ", M L of [B, T, K], 1/2 M L of [B, T, E], M L of [D, E]"
-        return once * logits, shares + self._whole_gradient(gradient), words
-
-    def _whole_gradient(self, columns: int) -> float:
-        """Bytes of summing the gradient of a weight [D, columns] that each member has whole.
-
-        Where the sequence is sharded, each makes it of its own tokens.
-        """
-        return 2 * half(self.mesh.tp) * self.pipeline.model.hidden_size * columns * 4
 
     # -- pp -----------------------------------------------------------------------------------
 
