@@ -23,7 +23,7 @@ _HERE = {
     "no_enable_prefix_caching disable_radix_cache": "give {no_prefix_caching}",
     "enable_prefix_caching": "prompts are cached unless {no_prefix_caching} is given; leave it out",
     "enable_chunked_prefill": "long prompts always come in chunks; leave it out",
-    "enable_auto_tool_choice tool_call_parser": "tools need no option; leave it out",
+    "enable_auto_tool_choice": "tools need no option; leave it out",
     "enforce_eager": "there is nothing but compiled programs; leave it out",
     "trust_remote_code": "no code of a model is ever run; leave it out",
     "disable_log_requests disable_log_stats": "texts are logged with {log_text} only; leave it out",

@@ -29,7 +29,8 @@ class Chat:
 
     Attributes:
         tokens: Special tokens of the vocabulary.
-        has_template: Whether the model brought one.
+        template: The text of the one that renders.
+        has_template: Whether the model brought it.
         stops: Texts that end an answer besides the request's own.
     """
 
@@ -42,7 +43,8 @@ class Chat:
         template = template or chat_template(dict(files))
         self.has_template = template is not None
         self.stops = () if self.has_template else (PLAIN_STOP,)
-        self._process = TemplateProcess(template or PLAIN_TEMPLATE)
+        self.template = template or PLAIN_TEMPLATE
+        self._process = TemplateProcess(self.template)
         self._named = _named_tokens(files, tokenizer, self.tokens)
 
     async def start(self) -> None:
@@ -52,6 +54,11 @@ class Chat:
     async def close(self) -> None:
         """End that process."""
         await self._process.close()
+
+    @property
+    def tells_tools(self) -> bool:
+        """Whether the template, once compiled, shows a model its tools."""
+        return "tools" in self._process.uses
 
     def is_special(self, text: str) -> bool:
         """Whether `text` is a special token."""
@@ -74,7 +81,7 @@ class Chat:
         """
         told = await aside(10 * len(messages), list, map(_plain, messages))
         schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()]
-        if schemas and "tools" not in self._process.uses:
+        if schemas and not self.tells_tools:
             told, schemas = describe_tools(told, schemas), []
         if unknown := _OURS & {*(extra or ())}:
             raise APIError(

@@ -7,6 +7,8 @@ from typing import Any
 from jaxdist.inference.outputs import CompletionOutput, Logprobs
 from jaxdist.server import sampling
 from jaxdist.server.completions import likeliest, prompt_logprobs
+from jaxdist.server.dialects.choice import chosen
+from jaxdist.server.dialects.dialect import CallDelta, Delta
 from jaxdist.server.prompts import cut
 from jaxdist.server.protocol import ChatRequest
 from jaxdist.server.requests import Job, StreamUsage
@@ -24,8 +26,8 @@ from jaxdist.server.responses import (
     TopLogprob,
 )
 from jaxdist.server.service import Model
-from jaxdist.server.tool_calls import CallDelta, Delta, ToolParser
-from jaxdist.server.tools import BEGIN, ToolUse
+from jaxdist.server.tool_calls import ToolParser
+from jaxdist.server.tools import ToolUse
 
 
 class ChatJob:
@@ -33,7 +35,9 @@ class ChatJob:
 
     def __init__(self, request: ChatRequest, job: Job, model: Model):
         self._request, self._job, self._model = request, job, model
-        self._use = ToolUse(request)
+        template = model.chat.template if model.chat.tells_tools else None
+        dialect = chosen(job.service.options.tool_call_parser, template)
+        self._use = ToolUse(request, dialect)
 
     async def prepare(self) -> None:
         """Check all of it. APIError where something is wrong."""
@@ -41,7 +45,7 @@ class ChatJob:
         job.service.options.limits.check(request)
         structure = self._use.structure()
         params = sampling.of_chat(request, structure, model.chat.stops, model.defaults)
-        if self._use.kind == "auto" and model.chat.is_special(BEGIN):
+        if any(map(model.chat.is_special, self._use.marks)):
             params = sampling.showing_special_tokens(params)
         ids = await model.chat.prompt(
             request.messages,

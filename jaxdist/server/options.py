@@ -12,6 +12,7 @@ from jaxdist.inference.device.runner_options import RunnerOptions
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.other_servers import here
 from jaxdist.inference.sampling.generation_config import CHOICES
+from jaxdist.server.dialects.choice import CHOICES as CALLS
 from jaxdist.server.limits import Limits
 from jaxdist.server.service import ServerOptions
 
@@ -86,12 +87,18 @@ class Options:
     parse_special: bool = option(
         False, "Read special tokens that prompts of /v1/completions spell; they are text otherwise."
     )
+    tool_call_parser: str = option(
+        "auto",
+        f"How the model writes calls of tools: {', '.join(CALLS)}; auto goes by its chat template, "
+        "none leaves them in the text.",
+    )
     prompt_details: bool = option(False, "Tell in the usage how many prompt tokens were cached.")
 
     def __post_init__(self):
         limits.whole("port", self.port, 0, 65535)
         limits.number("grace", self.grace, 0)
         limits.choice("generation-config", self.generation_config, CHOICES)
+        limits.choice("tool-call-parser", self.tool_call_parser, CALLS)
         if "" in (*self.api_key, *self.served_model_name):
             raise UsageError("--api-key and --served-model-name must not be empty")
 
@@ -132,6 +139,7 @@ class Options:
             log_text=self.log_text,
             parse_special=self.parse_special,
             prompt_details=self.prompt_details,
+            tool_call_parser=self.tool_call_parser,
             limits=Limits(
                 max_body_bytes=self.max_body_bytes,
                 max_queued=self.max_queued,

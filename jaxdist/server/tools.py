@@ -1,7 +1,6 @@
-"""Tools: how a model is told of them, made to call them, and how its calls are read.
+"""Tools: how a model is told of them and made to call them; `dialects/` says how calls are written.
 
-Calls are written as Hermes' models do, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
-which is also what models learn that have no such format of their own.
+Models whose templates know of no tools are told of them in words, and to call as Hermes' models do.
 """
 
 import json
@@ -9,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
+from jaxdist.server.dialects.dialect import Dialect
+from jaxdist.server.dialects.hermes import BEGIN, END, Hermes
 from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 _ABOUT = """# Tools
 
 You may call one or more functions. Their signatures are within <tools></tools>:
@@ -61,9 +61,11 @@ class ToolUse:
         name: Of the function, where it is named.
         told: The tools that the model is told of.
         several: Whether an answer may hold more than one call.
+        dialect: Of the calls where the model may choose; None where they stay text.
     """
 
-    def __init__(self, request: ChatRequest):
+    def __init__(self, request: ChatRequest, dialect: type[Dialect] | None = Hermes):
+        self.dialect = dialect
         choice, tools = request.tool_choice, request.tools or []
         self.kind: str | None = None
         self.name: str | None = None
@@ -91,9 +93,17 @@ class ToolUse:
             return StructuredOutputsParams(
                 json={"type": "array", "minItems": 1, "items": calls, **most}
             )
-        if self.kind == "auto" and any(tool.function.strict for tool in self.told):
-            return StructuredOutputsParams(grammar=_free_or_call(self.told, self.several))
+        dialect = self.dialect if self.kind == "auto" else None
+        if dialect is not None and any(tool.function.strict for tool in self.told):
+            key = dialect.ARGUMENTS
+            call = {"anyOf": [_call(tool, key, bool(tool.function.strict)) for tool in self.told]}
+            return StructuredOutputsParams(grammar=dialect.grammar(call, self.several))
         return None
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Texts that mark calls and must be seen, though they may be special tokens."""
+        return self.dialect.MARKS if self.dialect is not None and self.kind == "auto" else ()
 
     @property
     def finish_reason(self) -> Literal["stop", "tool_calls"]:
@@ -105,28 +115,13 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
 
 
-def _call(tool: Tool, strict: bool = True) -> dict[str, Any]:
+def _call(tool: Tool, key: str = "arguments", strict: bool = True) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.function.name},
-            "arguments": _parameters(tool) if strict else {"type": "object"},
+            key: _parameters(tool) if strict else {"type": "object"},
         },
-        "required": ["name", "arguments"],
+        "required": ["name", key],
         "additionalProperties": False,
     }
-
-
-def _free_or_call(tools: Sequence[Tool], several: bool) -> str:
-    """A grammar (Lark, as llguidance reads it) of free text that may end with calls."""
-    call = {"anyOf": [_call(tool, bool(tool.function.strict)) for tool in tools]}
-    return "\n".join(
-        [
-            f"start: TEXT | first object END {'(next object END)*' if several else ''}",
-            f"first[lazy]: /(?s:.*){BEGIN}\\n/",
-            f"next: /\\s*{BEGIN}\\n/",
-            f'END: "\\n{END}"',
-            f"object: %json {json.dumps(call)}",
-            f"TEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/",
-        ]
-    )

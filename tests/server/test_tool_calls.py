@@ -6,48 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxdist.server.protocol import ChatRequest
+from jaxdist.server.dialects.hermes import Hermes
+from jaxdist.server.dialects.mistral import Mistral
 from jaxdist.server.tool_calls import ToolParser
-from jaxdist.server.tools import ToolUse
+from tests.server.answers import CALLS, CUTS, read, use
 
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-OTHER = {"type": "function", "function": {"name": "time"}}
-TEXTS = st.text('{}[]"\\,:<>/ab \n', max_size=8)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=6,
-)
-ARGUMENTS = st.dictionaries(st.sampled_from(["city", "name", "arguments"]), VALUES, max_size=3)
-CALLS = st.tuples(st.sampled_from(["weather", "time"]), ARGUMENTS)
-
-
-def use(choice="auto", **fields) -> ToolUse:
-    return ToolUse(
-        ChatRequest.model_validate(
-            {
-                "messages": [{"role": "user", "content": "a"}],
-                "tools": [TOOL, OTHER],
-                "tool_choice": choice,
-            }
-            | fields
-        )
-    )
-
-
-def read(text, cuts=(), choice="auto"):
-    """(content, [(name, arguments)]) of a text that comes in pieces."""
-    parser, content, calls = ToolParser(use(choice)), "", {}
-    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-    for delta in [*map(parser.push, pieces), parser.finish()]:
-        content += delta.content
-        for call in delta.calls:
-            if call.id is not None:
-                assert call.index == len(calls)
-                calls[call.index] = [call.name, ""]
-            calls[call.index][1] += call.arguments
-    return content, [tuple(call) for call in calls.values()]
+NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def hermes(name, arguments, swapped=False, indent=None):
@@ -55,9 +19,6 @@ def hermes(name, arguments, swapped=False, indent=None):
     if swapped:
         call = dict(reversed(call.items()))
     return f"<tool_call>\n{json.dumps(call, indent=indent)}\n</tool_call>"
-
-
-CUTS = st.lists(st.integers(0, 300), max_size=8)
 
 
 @given(
@@ -89,12 +50,11 @@ def test_any_text_reads_the_same_in_pieces(text, cuts):
         '<tool_call>{"arguments": {}}</tool_call>',
         "<tool_call>[1, 2]</tool_call>",
         "<tool_call>nothing",
+        "so \n<tool_call>\n{ no",
     ],
 )
 def test_what_is_no_call_stays_content(text):
-    content, calls = read(text)
-    assert not calls
-    assert content.removesuffix("</tool_call>") == text.removesuffix("</tool_call>")
+    assert read(text) == (text, [])
 
 
 def test_a_call_that_is_cut_gives_what_there_was():
@@ -116,10 +76,16 @@ def test_required_calls_are_an_array(calls, cuts):
 
 
 def test_a_named_call_is_its_arguments():
-    named = {"type": "function", "function": {"name": "weather"}}
-    assert read('{"city": "Rome"}', (3, 7), named) == ("", [("weather", '{"city": "Rome"}')])
+    assert read('{"city": "Rome"}', (3, 7), NAMED) == ("", [("weather", '{"city": "Rome"}')])
 
 
 def test_without_tools_all_is_content():
     text = hermes("weather", {})
     assert read(text, choice="none") == (text, [])
+
+
+def test_ids_are_as_the_dialect_has_them():
+    for dialect, length in ((Hermes, 29), (Mistral, 9)):
+        for choice, text in (("required", '[{"name": "time", "arguments": {}}]'), (NAMED, "{}")):
+            (call,) = ToolParser(use(choice, dialect)).push(text).calls
+            assert len(call.id) == length
