@@ -82,6 +82,7 @@ def test_a_named_call_is_its_arguments():
 def test_without_tools_all_is_content():
     text = hermes("weather", {})
     assert read(text, choice="none") == (text, [])
+    assert read(text, dialect=None) == (text, [])
 
 
 def test_ids_are_as_the_dialect_has_them():

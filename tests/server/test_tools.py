@@ -6,6 +6,9 @@ import jsonschema
 import llguidance
 import pytest
 
+from jaxdist.server.dialects.hermes import Hermes
+from jaxdist.server.dialects.llama3_json import Llama3Json
+from jaxdist.server.dialects.mistral import Mistral
 from jaxdist.server.protocol import ChatRequest
 from jaxdist.server.tools import ToolUse, describe_tools
 
@@ -19,9 +22,9 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CIT
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
-def use(**fields) -> ToolUse:
+def use(dialect=Hermes, **fields) -> ToolUse:
     chat = {"messages": [{"role": "user", "content": "a"}], "tools": [WEATHER, TIME]}
-    return ToolUse(ChatRequest.model_validate(chat | fields))
+    return ToolUse(ChatRequest.model_validate(chat | fields), dialect)
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -94,6 +97,36 @@ def test_strict_tools_hold_calls_to_their_parameters(text, fine):
     strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
     grammar = use(tools=[strict, TIME]).structure().grammar
     assert accepts(llguidance.grammar_from("lark", grammar), text) is fine
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call", "between", "end"),
+    [
+        (Llama3Json, '{{"name": "weather", "parameters": {}}}', "; ", ""),
+        (Mistral, '{{"name": "weather", "arguments": {}}}', ", ", "]"),
+    ],
+)
+def test_strict_tools_hold_calls_in_each_dialect(dialect, call, between, end):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    begin = "[TOOL_CALLS][" if end else ""
+    good, bad = call.format('{"city": "Rome"}'), call.format('{"town": "Rome"}')
+    for several, texts in (
+        (True, [("Yes.", True), (begin + good + between + good + end, True)]),
+        (False, [(begin + good + between + good + end, False), (begin + good + end, True)]),
+        (True, [(begin + bad + end, False), (begin + good + between + bad + end, False)]),
+    ):
+        asked = use(dialect, tools=[strict, TIME], parallel_tool_calls=several)
+        grammar = llguidance.grammar_from("lark", asked.structure().grammar)
+        for text, fine in texts:
+            assert accepts(grammar, text) is fine, text
+
+
+def test_calls_that_stay_text_are_held_to_nothing():
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    asked = use(None, tools=[strict])
+    assert (asked.structure(), asked.marks) == (None, ())
+    assert use(Mistral, tool_choice="none").marks == ()
+    assert "[TOOL_CALLS]" in use(Mistral).marks
 
 
 def test_models_whose_templates_know_no_tools_are_told_in_words():
