@@ -6,13 +6,9 @@ from typing import Any
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
 from jaxdist.config.frozen import thawed
-from jaxdist.interop.huggingface.families import (
-    BASE_DEFAULTS,
-    FAMILIES,
-    Family,
-    architecture_for,
-    family_of,
-)
+from jaxdist.interop.huggingface.families import FAMILIES
+from jaxdist.interop.huggingface.family import Family
+from jaxdist.interop.huggingface.membership import architecture_for, family_of
 
 REQUIRED = (
     "vocab_size",
@@ -21,6 +17,7 @@ REQUIRED = (
     "num_hidden_layers",
     "num_attention_heads",
 )
+BASE_DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
 # Keys that change the arithmetic in ways ModelConfig cannot express, and what they may say.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),

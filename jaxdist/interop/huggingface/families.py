@@ -5,34 +5,13 @@ its models share, what config.json means where it is silent, and which tensors h
 family whose arithmetic the model knows is one more entry.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from jaxdist.interop.huggingface.family import BLOCK, MLP, STANDARD, Family, Modules
 
-from jaxdist.config import ModelConfig
-from jaxdist.config.errors import UsageError, did_you_mean
-
-Modules = Mapping[str, tuple[str, ...]]  # their module of a block -> ours, joined by outputs
-
-BLOCK = ("input_layernorm", "post_attention_layernorm")
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-MLP = ("gate_proj", "up_proj", "down_proj")
-STANDARD: Modules = {
-    **{name: (name,) for name in BLOCK},
-    **{f"self_attn.{name}": (f"self_attn/{name}",) for name in ATTENTION},
-    **{f"mlp.{name}": (f"mlp/{name}",) for name in MLP},
-}
-OUTSIDE = {
-    "embed_tokens": "model.embed_tokens.weight",
-    "norm/weight": "model.norm.weight",
-    "norm/bias": "model.norm.bias",
-    "lm_head": "lm_head.weight",
-}
 SANDWICH: Modules = {
     **STANDARD,
     **{name: (name,) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")},
 }
-ROUTED: Modules = STANDARD | {"mlp.gate": ("mlp/gate",)}
+ROUTED: Modules = {**STANDARD, "mlp.gate": ("mlp/gate",)}
 LATENT = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm")
 GPT2: Modules = {
     "ln_1": ("input_layernorm",),
@@ -52,84 +31,6 @@ GEMMA = {
     "mlp": "geglu",
     "scale_embeddings": True,
 }
-# What any model may have its own value of; every other field is its family's matter.
-FREE = {
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "sliding_window",
-    "sliding_window_pattern",
-    "rope_theta",
-    "rope_scaling",
-    "tie_word_embeddings",
-    "initializer_range",
-    "vocab_multiple",
-    "preset",
-}
-BASE_DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One value of `architectures` in config.json.
-
-    A field of ModelConfig that is neither free (`FREE`) nor named here has its default.
-
-    Attributes:
-        model_type: The value of `model_type` that goes with it.
-        implies: Fields of ModelConfig that every model of it has.
-        switches: Fields of ModelConfig -> the key of config.json that turns them on.
-        keys: Fields of ModelConfig -> the key of config.json that holds them, where the names
-            differ or the field is not one that all families have.
-        renamed: Keys by which some versions of transformers write others.
-        defaults: What a key that is missing from config.json means.
-        neutral: Keys that change the arithmetic, and what they may say.
-        activation: The key of the activation and what it may be; the first is written.
-        window: Whether its models attend to a sliding window: "never", "by size" (where
-            sliding_window is not null), "by switch" (where use_sliding_window also says so) or
-            "by layer" (where layer_types says so).
-        pattern: How far full layers are apart where config.json does not say.
-        modules: Its tensors of a block, `<layers><module>.weight` and `.bias`.
-        experts: Our stacks of experts -> the tensor of one.
-        outside: Our weights outside of the blocks -> its tensors.
-        layers: Prefix of a block's tensors.
-        by_outputs: Whether its matrices are stored [out, in]; ours are [in, out].
-        buffers: Ends of the names of tensors that old versions saved and nothing reads.
-    """
-
-    model_type: str
-    implies: Mapping[str, Any]
-    switches: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    activation: tuple[str, ...] = ("hidden_act", "silu", "swish")
-    window: str = "never"
-    pattern: int | None = None
-    modules: Modules = field(default_factory=lambda: STANDARD)
-    experts: Mapping[str, str] = field(default_factory=dict)
-    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
-    layers: str = "model.layers.{layer}."
-    by_outputs: bool = True
-    buffers: tuple[str, ...] = (".rotary_emb.inv_freq",)
-
-    def key(self, name: str) -> str:
-        """What config.json calls a field of ModelConfig."""
-        return self.keys.get(name, name)
-
-    @property
-    def named(self) -> set[str]:
-        """Fields of ModelConfig that it speaks of."""
-        return {*self.implies, *self.switches, *self.keys}
-
-
 BIAS = {"qkv_bias": "attention_bias", "attention_output_bias": "attention_bias"}
 ONE_BIAS = {"attention_bias": (False,)}
 CAUSAL = {"use_bidirectional_attention": (None, False)}
@@ -386,60 +287,3 @@ FAMILIES = {
         experts=EXPERTS,
     ),
 }
-
-
-def family_of(architecture: Any, where: str) -> Family:
-    """The family by its name; UsageError where it is not in the table."""
-    if architecture not in FAMILIES:
-        hint = did_you_mean(architecture, FAMILIES) if isinstance(architecture, str) else ""
-        raise UsageError(
-            f"{where}: the architecture {architecture!r} is not one of {', '.join(FAMILIES)}{hint}"
-        )
-    return FAMILIES[architecture]
-
-
-def expresses(family: Family, config: ModelConfig) -> bool:
-    """Whether a config can be written as a model of this family."""
-    return not _differing(family, config)
-
-
-def _differing(family: Family, config: ModelConfig) -> list[str]:
-    """The fields of a config that a family's models cannot have as they are."""
-    switched: dict[str, set[bool]] = {}
-    for name, key in family.switches.items():
-        switched.setdefault(key, set()).add(getattr(config, name))
-    wrong = [n for n, value in family.implies.items() if getattr(config, n) != value]
-    wrong += [n for n, key in family.switches.items() if len(switched[key]) > 1]
-    wrong += [
-        f.name
-        for f in fields(ModelConfig)
-        if f.name not in FREE | family.named and getattr(config, f.name) != f.default
-    ]
-    if bool(config.num_experts) != ("num_experts" in family.keys):
-        wrong.append("num_experts")
-    square = (config.num_attention_heads, config.hidden_size // config.num_attention_heads)
-    if config.position_embedding == "learned":
-        wrong += [
-            name
-            for name, value in zip(("num_key_value_heads", "head_dim"), square, strict=True)
-            if getattr(config, name) != value
-        ]
-    if config.sliding_window is not None and family.window == "never":
-        wrong.append("sliding_window")
-    if config.sliding_window_pattern is not None and family.window != "by layer":
-        wrong.append("sliding_window_pattern")
-    return wrong
-
-
-def architecture_for(config: ModelConfig, preferred: Any = None) -> str:
-    """The architecture a config is written as, `preferred` if it can be."""
-    for name in (preferred, *FAMILIES):
-        if name in FAMILIES and expresses(FAMILIES[name], config):
-            return name
-    # Said as what hinders the family that comes nearest.
-    name = min(FAMILIES, key=lambda name: len(_differing(FAMILIES[name], config)))
-    given = ", ".join(f"{n}={getattr(config, n)}" for n in _differing(FAMILIES[name], config))
-    raise UsageError(
-        f"no architecture of {', '.join(FAMILIES)} expresses this model (of {name} what differs "
-        f"is {given}); such a model stays in its run's folder"
-    )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxdist.config import ModelConfig
-from jaxdist.interop.huggingface.families import Family
+from jaxdist.interop.huggingface.family import Family
 from jaxdist.interop.leaves import DENSE, leaf_shapes, stack_of
 
 
