@@ -75,6 +75,8 @@ FAMILIES = {
         "v_head_dim": 10,
     },
 }
+# Shared experts wide enough that the CPU keeps them in blocks.
+FAMILIES["shared_in_blocks"] = EXPERTS | {"moe_intermediate_size": 64, "n_shared_experts": 2}
 PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 42)), [7, 7])
 COUNT = 6
 

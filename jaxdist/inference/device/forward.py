@@ -154,7 +154,8 @@ class Forward:
             weight = Blocks(table, 0, "columns") if table.ndim == 4 else table.T
             return product(x, weight, self.compute_dtype)
 
-        return replace(base, attend=attend, dot=dot, dots=None, head=head)
+        # Shared experts are multiplied as any MLP, for their weights may lie in blocks.
+        return replace(base, attend=attend, dot=dot, dots=None, head=head, all_experts=None)
 
     def _is_local(self, stage: Array | int, index: Array | int) -> bool | Array | None:
         """Whether layer `index` of a stage attends to the window only; None where all do alike."""
