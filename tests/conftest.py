@@ -41,7 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later collection of garbage, a tenth of the time."""
+    """Make the devices, before a door asks for as many as there are cores.
+
+    And leave what was imported out of every later collection of garbage, a tenth of the time.
+    """
+    jax.devices()
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)

@@ -125,6 +125,8 @@ def _plain(message: Message) -> dict[str, Any]:
     if isinstance(message.content, list):
         told["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
     told.setdefault("content", "")
+    if "reasoning" in told:
+        told.setdefault("reasoning_content", told["reasoning"])
     for call in told.get("tool_calls", ()):
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])

@@ -6,11 +6,13 @@ from typing import Any
 
 from jaxdist.inference.outputs import CompletionOutput, Logprobs
 from jaxdist.server import sampling
+from jaxdist.server.answer_reader import AnswerReader
 from jaxdist.server.completions import likeliest, prompt_logprobs
 from jaxdist.server.dialects.choice import chosen
 from jaxdist.server.dialects.dialect import CallDelta, Delta
 from jaxdist.server.prompts import cut
 from jaxdist.server.protocol import ChatRequest
+from jaxdist.server.reasoning import BEGIN, END, ReasoningParser, begins_inside
 from jaxdist.server.requests import Job, StreamUsage
 from jaxdist.server.responses import (
     AnswerMessage,
@@ -26,8 +28,9 @@ from jaxdist.server.responses import (
     TopLogprob,
 )
 from jaxdist.server.service import Model
-from jaxdist.server.tool_calls import ToolParser
 from jaxdist.server.tools import ToolUse
+
+_PROMPT_END = 64  # tokens in which the opening of thoughts is seen
 
 
 class ChatJob:
@@ -38,6 +41,8 @@ class ChatJob:
         template = model.chat.template if model.chat.tells_tools else None
         dialect = chosen(job.service.options.tool_call_parser, template)
         self._use = ToolUse(request, dialect)
+        self._thoughts = job.service.options.reasoning_parser
+        self._inside = False  # whether the answer begins in thoughts
 
     async def prepare(self) -> None:
         """Check all of it. APIError where something is wrong."""
@@ -45,7 +50,8 @@ class ChatJob:
         job.service.options.limits.check(request)
         structure = self._use.structure()
         params = sampling.of_chat(request, structure, model.chat.stops, model.defaults)
-        if any(map(model.chat.is_special, self._use.marks)):
+        marks = [*self._use.marks, *((BEGIN, END) if self._thoughts != "none" else ())]
+        if any(map(model.chat.is_special, marks)):
             params = sampling.showing_special_tokens(params)
         ids = await model.chat.prompt(
             request.messages,
@@ -55,6 +61,8 @@ class ChatJob:
             extra=request.chat_template_kwargs,
             documents=request.documents,
         )
+        if params.structured_outputs is None or structure is not None and self._use.kind == "auto":
+            self._inside = self._begins_inside(ids)
         await job.prepare(
             model,
             cut([(None, ids)], request.truncate_prompt_tokens, model.room(params)),
@@ -69,14 +77,29 @@ class ChatJob:
             },
         )
 
+    def _begins_inside(self, prompt: Sequence[int]) -> bool:
+        if self._thoughts == "none":
+            return False
+        if self._request.continue_final_message:
+            before = str(self._request.messages[-1].content)
+            return before.rfind(BEGIN) > before.rfind(END)
+        end = self._model.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
+        return begins_inside(self._thoughts, end)
+
+    def _told(self) -> AnswerReader:
+        thoughts = None if self._thoughts == "none" else ReasoningParser(self._inside)
+        return AnswerReader(self._use, thoughts)
+
     async def whole(self) -> ChatCompletion:
         """The answer."""
         (output,) = await self._job.finished()
         choices = []
         for now in output.outputs:
-            told = _Told(self._use)
+            told = self._told()
             delta = told.take(now)
             message = AnswerMessage(role="assistant", content=delta.content or None, refusal=None)
+            if delta.reasoning:
+                message.reasoning_content = message.reasoning = delta.reasoning
             if delta.calls:
                 message.tool_calls = [_call(call) for call in delta.calls]
             elif not delta.content:
@@ -104,7 +127,7 @@ class ChatJob:
         """The answer in pieces; the usage in one more, where it was asked for."""
         usage = StreamUsage(self._request, self._job.usage)
         with_ids = bool(self._request.return_token_ids)
-        told = [_Told(self._use) for _ in range(self._request.n or 1)]
+        told = [self._told() for _ in range(self._request.n or 1)]
 
         def chunk(now: CompletionOutput, delta: AnswerMessage, **fields: Any) -> ChatChunk:
             choice = ChunkChoice(
@@ -153,7 +176,7 @@ class ChatJob:
             "model": self._job.service.options.names[0],
         }
 
-    def _reason(self, now: CompletionOutput, told: "_Told") -> FinishReason:
+    def _reason(self, now: CompletionOutput, told: AnswerReader) -> FinishReason:
         if now.finish_reason == "length":
             return "length"
         return self._use.finish_reason if told.parser.num_calls else "stop"
@@ -184,27 +207,12 @@ class ChatJob:
         }
 
 
-class _Told:
-    """What the client knows of an answer."""
-
-    def __init__(self, use: ToolUse):
-        self.parser = ToolParser(use)
-        self.begun = self.ended = False
-        self.num_tokens = self._num_chars = 0
-
-    def take(self, now: CompletionOutput) -> Delta:
-        """What is new."""
-        delta = self.parser.push(now.text[self._num_chars :])
-        self._num_chars, self.num_tokens = len(now.text), len(now.token_ids)
-        self.begun = True
-        if now.finish_reason is not None:
-            self.ended = True
-            delta.content += self.parser.finish().content
-        return delta
-
-
 def _messages(delta: Delta) -> list[AnswerMessage]:
-    messages = [AnswerMessage(content=delta.content)] if delta.content else []
+    messages = []
+    if delta.reasoning:
+        messages.append(AnswerMessage(reasoning_content=delta.reasoning, reasoning=delta.reasoning))
+    if delta.content:
+        messages.append(AnswerMessage(content=delta.content))
     calls = [_call(call, streamed=True) for call in delta.calls]
     return [*messages, *([AnswerMessage(tool_calls=calls)] if calls else [])]
 

@@ -14,6 +14,7 @@ from jaxdist.inference.other_servers import here
 from jaxdist.inference.sampling.generation_config import CHOICES
 from jaxdist.server.dialects.choice import CHOICES as CALLS
 from jaxdist.server.limits import Limits
+from jaxdist.server.reasoning import CHOICES as THOUGHTS
 from jaxdist.server.service import ServerOptions
 
 API_KEY = "JAXDIST_API_KEY"  # one more key, which no list of processes shows
@@ -87,6 +88,10 @@ class Options:
     parse_special: bool = option(
         False, "Read special tokens that prompts of /v1/completions spell; they are text otherwise."
     )
+    reasoning_parser: str = option(
+        "none",
+        f"How the model writes its thoughts: {', '.join(THOUGHTS)}; they are told apart then.",
+    )
     tool_call_parser: str = option(
         "auto",
         f"How the model writes calls of tools: {', '.join(CALLS)}; auto goes by its chat template, "
@@ -98,6 +103,7 @@ class Options:
         limits.whole("port", self.port, 0, 65535)
         limits.number("grace", self.grace, 0)
         limits.choice("generation-config", self.generation_config, CHOICES)
+        limits.choice("reasoning-parser", self.reasoning_parser, THOUGHTS)
         limits.choice("tool-call-parser", self.tool_call_parser, CALLS)
         if "" in (*self.api_key, *self.served_model_name):
             raise UsageError("--api-key and --served-model-name must not be empty")
@@ -139,6 +145,7 @@ class Options:
             log_text=self.log_text,
             parse_special=self.parse_special,
             prompt_details=self.prompt_details,
+            reasoning_parser=self.reasoning_parser,
             tool_call_parser=self.tool_call_parser,
             limits=Limits(
                 max_body_bytes=self.max_body_bytes,

@@ -194,6 +194,7 @@ class Message(Shape):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by another name
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":

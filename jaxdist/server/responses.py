@@ -118,12 +118,14 @@ class Call(Answer):
 
 
 class AnswerMessage(Answer):
-    """What the model said."""
+    """What the model said; what it thought has vLLM's name of old and of today."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
     tool_calls: list[Call] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatChoice(Answer):

@@ -80,7 +80,7 @@ def structure_field(request: Generation) -> str:
 
 
 def showing_special_tokens(params: SamplingParams) -> SamplingParams:
-    """The same, where a model marks its calls of tools with special tokens."""
+    """The same, where special tokens mark a model's calls of tools or its thoughts."""
     return replace(params, skip_special_tokens=False)
 
 

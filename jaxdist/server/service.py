@@ -27,6 +27,7 @@ class ServerOptions:
         parse_special: Take special tokens that a prompt of text spells for what they are, where a
             request does not say; never in a chat.
         prompt_details: Tell how much of a prompt was cached.
+        reasoning_parser: How thoughts are written, one of `reasoning.CHOICES`.
         tool_call_parser: How calls of tools are written, one of `dialects.choice.CHOICES`.
         limits: Of requests.
         grace: Seconds that running requests have to finish when the server is told to stop.
@@ -38,6 +39,7 @@ class ServerOptions:
     log_text: bool = False
     parse_special: bool = False
     prompt_details: bool = False
+    reasoning_parser: str = "none"
     tool_call_parser: str = "auto"
     limits: Limits = field(default_factory=Limits)
     grace: float = 30.0

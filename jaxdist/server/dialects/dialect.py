@@ -23,9 +23,10 @@ class CallDelta:
 
 @dataclass
 class Delta:
-    """What is new of an answer: text that belongs to no call, and calls."""
+    """What is new of an answer: text that belongs to no call, calls, and thoughts before both."""
 
     content: str = ""
+    reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
 
