@@ -161,30 +161,30 @@ def _backward(
 sharded_experts.defvjp(_forward, _backward)
 
 
-def kept_experts(*arrays: Any, **how: Any) -> Array:
+def whole_experts(*arrays: Any, **how: Any) -> Array:
     """`ops.experts.routed_experts` of one member, which keeps no copy of the weights.
 
     In another dtype than the masters' they would lie in the rings, once for each microbatch.
     """
 
     def grouped(x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: Any) -> Any:
-        return _kept_dot(x_PD, w_EDF, groups, block, compute_dtype)
+        return _dot_of_masters(x_PD, w_EDF, groups, block, compute_dtype)
 
     return routed_experts(*arrays, grouped=grouped, **how)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _kept_dot(
+def _dot_of_masters(
     x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
 ) -> Array:
     return grouped_dot(x_PD, w_EDF, groups=groups_E, block=block, compute_dtype=compute_dtype)
 
 
-def _kept_dot_forward(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
-    return _kept_dot(*arguments), arguments[:3]
+def _dot_of_masters_forward(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
+    return _dot_of_masters(*arguments), arguments[:3]
 
 
-def _kept_dot_backward(
+def _dot_of_masters_backward(
     block: int, compute_dtype: DTypeLike, kept: tuple[Array, ...], dout_PF: Array
 ) -> tuple[Array, Array, None]:
     x_PD, w_EDF, groups_E = kept
@@ -197,7 +197,7 @@ def _kept_dot_backward(
     return *pull(dout_PF), None
 
 
-_kept_dot.defvjp(_kept_dot_forward, _kept_dot_backward)
+_dot_of_masters.defvjp(_dot_of_masters_forward, _dot_of_masters_backward)
 
 
 def _own_experts(

@@ -73,7 +73,11 @@ def alone_in(run: Path) -> Iterator[None]:
     if fcntl is None or jax.process_index() != 0:
         yield
         return
-    with open(run / LOCK, "w") as file:
+    try:
+        file = open(run / LOCK, "w")
+    except OSError as error:  # of another user, say
+        raise _cannot_be_written(run, f"{LOCK}: {error.strerror}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

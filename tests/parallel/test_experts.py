@@ -9,7 +9,7 @@ import pytest
 
 from jaxdist.ops import experts
 from jaxdist.ops.activations import swiglu
-from jaxdist.parallel.experts import kept_experts
+from jaxdist.parallel.experts import whole_experts
 
 EXPERTS, HIDDEN, FEATURES, CHOICES, TOKENS = 5, 8, 12, 2, 30
 
@@ -29,7 +29,7 @@ def test_no_copy_of_the_weights_is_kept(platform, monkeypatch):
     monkeypatch.setattr(experts, "platform", lambda: platform)
 
     def kept(x, weights, choices, shares):
-        layer = partial(kept_experts, activation=swiglu, compute_dtype=jnp.bfloat16)
+        layer = partial(whole_experts, activation=swiglu, compute_dtype=jnp.bfloat16)
         _, pull = jax.vjp(lambda x, w: layer(x, w, choices, shares), x, weights)
         given = {id(w) for w in weights}
         return [a for a in jax.tree.leaves(pull) if id(a) not in given]
@@ -52,6 +52,6 @@ def test_gradients_are_those_of_experts_that_keep_one(monkeypatch):
 
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
-        pulled(kept_experts),
+        pulled(whole_experts),
         pulled(experts.routed_experts),
     )

@@ -19,7 +19,7 @@ from jaxdist.config.command_line import parse
 from jaxdist.training.learning_rate import make_schedule
 from jaxdist.training.loop import NonFinite, run
 from jaxdist.training.metrics import read_rows
-from jaxdist.training.run_folder import alone_in
+from jaxdist.training.run_folder import LOCK, alone_in
 from jaxdist.training.setup import Setup
 
 TINY = """--model.preset tiny --model.num_hidden_layers 2 --model.hidden_size 16
@@ -159,6 +159,15 @@ def test_a_second_trainer_is_refused(whole, monkeypatch):
     monkeypatch.delattr(Setup, "compile_train_step")
     with alone_in(whole), pytest.raises(UsageError, match="another process trains there"):
         train(whole, "--train.steps", "9", mesh=SMALL)
+
+
+def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with (
+        pytest.raises(UsageError, match=r"cannot be written: \.lock: Is a directory"),
+        alone_in(tmp_path),
+    ):
+        pass
 
 
 def test_an_absent_package_is_named_before_the_text_is_read(tmp_path, monkeypatch):
