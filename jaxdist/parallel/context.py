@@ -14,7 +14,7 @@ from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
 from jaxdist.ops.product import platform
 from jaxdist.parallel.attention import by_heads
-from jaxdist.parallel.experts import whole_experts, sharded_experts
+from jaxdist.parallel.experts import sharded_experts, whole_experts
 from jaxdist.parallel.products import contract, expand
 from jaxdist.parallel.sharding import Rules, only
 
