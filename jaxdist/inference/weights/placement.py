@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig
+from jaxdist.inference.weights.huge_pages import into_huge_pages
 from jaxdist.inference.weights.products import block_spec
 from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
@@ -83,6 +84,8 @@ def place(config: ModelConfig, load: Load, mesh: Mesh, dtype: str) -> Weights:
     stacks = [stack for kind in kinds for stack in _laid_out(*kind, mesh, rules)]
     if shape.tp == 1 or platform_of(mesh) == "cpu":
         rest = _with_head(rest, mesh)
+    if platform_of(mesh) == "cpu":
+        into_huge_pages((rest, stacks))
     staged = jax.tree.map(lambda leaf: leaf.sharding.spec, stacks)
     return Weights(
         config=config,
