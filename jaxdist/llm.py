@@ -222,7 +222,7 @@ class LLM:
 
         from jaxdist.server.chat import Chat
         from jaxdist.server.errors import APIError
-        from jaxdist.server.protocol import Message, Tool
+        from jaxdist.server.messages import Message, Tool
 
         if self.tokenizer is None:
             raise UsageError("a chat needs a tokenizer, and this model has none")

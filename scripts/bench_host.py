@@ -30,6 +30,7 @@ class RandomRunner:
     """As `jaxdist.inference.scheduling.step.Runner`; `seconds` is what it takes itself."""
 
     block_size, num_replicas, max_model_len, max_row_tokens = 16, 1, 1024, 512
+    hidden_size = 8
 
     def __init__(self, vocab_size: int, max_num_seqs: int):
         self.vocab_size, self.max_num_seqs = vocab_size, max_num_seqs

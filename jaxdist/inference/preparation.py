@@ -15,7 +15,8 @@ from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.engine_options import EngineOptions
 from jaxdist.inference.errors import RequestError
 from jaxdist.inference.guidance.guide import bad_word_ids
-from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
+from jaxdist.inference.guidance.thoughts import AfterThoughts, Opening
+from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.scheduling.request import resolve_max_tokens, whole_ids
 from jaxdist.inference.scheduling.step import Runner
 
@@ -77,6 +78,7 @@ class Preparer:
         pooling: str | None = None,
         priority: int = 0,
         cache_salt: Hashable = None,
+        opening: Opening = Opening.AFTER,
         stream: bool = True,
     ) -> Prepared:
         """Check a request. RequestError names what is wrong; from any thread.
@@ -84,7 +86,8 @@ class Preparer:
         prompt: Text, encoded without special tokens and opened by the tokenizer's bos_id, or ids
         that are taken as they are. prompt_text: what the ids spell, to be told in the output.
         pooling: "mean" or "last" to embed the prompt instead of continuing it. priority: the least
-        is served first. cache_salt: only equal ones share cached blocks.
+        is served first. cache_salt: only equal ones share cached blocks. opening: where thoughts
+        may come first, structured_outputs bind what follows them.
         """
         if pooling not in (None, "mean", "last"):
             raise RequestError(f"pooling={pooling!r} is not one of mean, last", param="pooling")
@@ -111,7 +114,7 @@ class Preparer:
             pooling=pooling,
             priority=priority,
             salt=cache_salt,
-            grammar=None if pooling else self._compile(params.structured_outputs, tokenizer),
+            grammar=None if pooling else self._compile(params, tokenizer, opening),
             bad_words=() if tokenizer is None else bad_word_ids(params.bad_words, tokenizer),
             stream=stream,
         )
@@ -138,14 +141,17 @@ class Preparer:
         return self.tokenizer
 
     def _compile(
-        self, structured: StructuredOutputsParams | None, tokenizer: Tokenizer | None
+        self, params: SamplingParams, tokenizer: Tokenizer | None, opening: Opening
     ) -> Any:
+        structured = params.structured_outputs
         if structured is None or tokenizer is None:
             return None
         # Only loaded where it is asked for: its library is an extra.
         from jaxdist.inference.guidance.grammar import compile as compile_grammar
 
         try:
-            return compile_grammar(structured, tokenizer, sorted(self.eos_ids))
+            grammar = compile_grammar(structured, tokenizer, sorted(self.eos_ids))
         except UsageError as error:
             raise RequestError(str(error), param="structured_outputs") from None
+        after = opening is Opening.AFTER
+        return grammar if after else AfterThoughts(grammar, tokenizer, opening)

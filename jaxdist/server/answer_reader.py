@@ -16,7 +16,7 @@ class AnswerReader:
         num_tokens: Tokens that were taken.
     """
 
-    def __init__(self, use: ToolUse, thoughts: ReasoningParser | None):
+    def __init__(self, use: ToolUse, thoughts: ReasoningParser):
         self.parser, self._thoughts = ToolParser(use), thoughts
         self.begun = self.ended = False
         self.num_tokens = self._num_chars = 0
@@ -35,8 +35,6 @@ class AnswerReader:
 
     def _split(self, piece: str) -> tuple[str, str]:
         """Thoughts and the answer."""
-        if self._thoughts is None:
-            return "", piece
         reasoning, text = self._thoughts.push(piece)
         if self.ended:
             more, rest = self._thoughts.finish()

@@ -9,7 +9,7 @@ from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.data.tokenizer_files import chat_template
 from jaxdist.server.aside import aside
 from jaxdist.server.errors import APIError
-from jaxdist.server.protocol import Message, Tool
+from jaxdist.server.messages import Message, Tool
 from jaxdist.server.special_tokens import Disguise, SpecialTokens
 from jaxdist.server.template_process import TemplateProcess
 from jaxdist.server.tools import describe_tools

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from jaxdist.inference.guidance.thoughts import BEGIN, END, Opening
 from jaxdist.inference.outputs import CompletionOutput, Logprobs
 from jaxdist.server import sampling
 from jaxdist.server.answer_reader import AnswerReader
@@ -12,7 +13,7 @@ from jaxdist.server.dialects.choice import chosen
 from jaxdist.server.dialects.dialect import CallDelta, Delta
 from jaxdist.server.prompts import cut
 from jaxdist.server.protocol import ChatRequest
-from jaxdist.server.reasoning import BEGIN, END, ReasoningParser, begins_inside
+from jaxdist.server.reasoning import ReasoningParser, opening
 from jaxdist.server.requests import Job, StreamUsage
 from jaxdist.server.responses import (
     AnswerMessage,
@@ -28,6 +29,7 @@ from jaxdist.server.responses import (
     TopLogprob,
 )
 from jaxdist.server.service import Model
+from jaxdist.server.structures import structure_field
 from jaxdist.server.tools import ToolUse
 
 _PROMPT_END = 64  # tokens in which the opening of thoughts is seen
@@ -42,7 +44,7 @@ class ChatJob:
         dialect = chosen(job.service.options.tool_call_parser, template)
         self._use = ToolUse(request, dialect)
         self._thoughts = job.service.options.reasoning_parser
-        self._inside = False  # whether the answer begins in thoughts
+        self._opening = Opening.AFTER  # where the answer begins
 
     async def prepare(self) -> None:
         """Check all of it. APIError where something is wrong."""
@@ -61,34 +63,33 @@ class ChatJob:
             extra=request.chat_template_kwargs,
             documents=request.documents,
         )
-        if params.structured_outputs is None or structure is not None and self._use.kind == "auto":
-            self._inside = self._begins_inside(ids)
+        self._opening = self._opening_after(ids)
         await job.prepare(
             model,
             cut([(None, ids)], request.truncate_prompt_tokens, model.room(params)),
             params,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            opening=self._opening,
             stream=bool(request.stream),
             called={
                 "prompt": "messages",
                 "max_tokens": sampling.most_field(request),
-                "structured_outputs": sampling.structure_field(request),
+                "structured_outputs": structure_field(request),
             },
         )
 
-    def _begins_inside(self, prompt: Sequence[int]) -> bool:
+    def _opening_after(self, prompt: Sequence[int]) -> Opening:
         if self._thoughts == "none":
-            return False
+            return Opening.AFTER
         if self._request.continue_final_message:
             before = str(self._request.messages[-1].content)
-            return before.rfind(BEGIN) > before.rfind(END)
+            return Opening.INSIDE if before.rfind(BEGIN) > before.rfind(END) else Opening.AFTER
         end = self._model.tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
-        return begins_inside(self._thoughts, end)
+        return opening(self._thoughts, end)
 
     def _told(self) -> AnswerReader:
-        thoughts = None if self._thoughts == "none" else ReasoningParser(self._inside)
-        return AnswerReader(self._use, thoughts)
+        return AnswerReader(self._use, ReasoningParser(self._opening))
 
     async def whole(self) -> ChatCompletion:
         """The answer."""

@@ -11,6 +11,7 @@ from jaxdist.server.protocol import CompletionRequest
 from jaxdist.server.requests import Job, StreamUsage
 from jaxdist.server.responses import Completion, CompletionChoice, CompletionLogprobs
 from jaxdist.server.service import Model
+from jaxdist.server.structures import structure_field
 from jaxdist.server.token_text import TokenText
 
 
@@ -44,7 +45,7 @@ class CompletionJob:
             priority=request.priority,
             cache_salt=request.cache_salt,
             stream=bool(request.stream),
-            called={"structured_outputs": sampling.structure_field(request)},
+            called={"structured_outputs": structure_field(request)},
         )
 
     async def whole(self) -> Completion:

@@ -20,6 +20,11 @@ async def prepare(request: EmbeddingRequest, job: Job, model: Model) -> None:
         raise APIError(
             f"input: {len(texts)} are too many; at most {most} are allowed", param="input"
         )
+    if request.dimensions not in (None, model.hidden_size):
+        raise APIError(
+            f"dimensions must be {model.hidden_size}: the model's vectors are not made to be cut",
+            param="dimensions",
+        )
     special = request.add_special_tokens is not False
     encoded = await encode(model, texts, "input", add_special_tokens=special)
     await job.prepare(
@@ -38,11 +43,6 @@ async def whole(request: EmbeddingRequest, job: Job) -> Embeddings:
     for i, output in enumerate(await job.finished()):
         assert output.embedding is not None
         vector = np.asarray(output.embedding, np.float32)
-        if request.dimensions not in (None, vector.size):
-            raise APIError(
-                f"dimensions must be {vector.size}: the model's vectors are not made to be cut",
-                param="dimensions",
-            )
         vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
         told = vector.tolist()
         if request.encoding_format == "base64":

@@ -2,19 +2,17 @@
 
 Types are strict: "1" is no number. Fields that are not known are ignored, since clients send many,
 but for those of other servers that would change what is written; null is the default. `sampling.py`
-makes the engine's parameters of them.
+makes the engine's parameters of them; `messages.py` has the parts of a chat, `structures.py` what
+an answer must conform to.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from jaxdist.server.messages import Message, NamedTool, Tool
+from jaxdist.server.shape import Shape, field_names, without
+from jaxdist.server.structures import Structured
 
 
 def _some_or_all(count: int) -> int:
@@ -23,9 +21,7 @@ def _some_or_all(count: int) -> int:
     return count
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Small = Annotated[int, Field(ge=0, lt=2**31)]
 # Tokens of a prompt to keep, its last ones; -1: as many as there is room for.
 Last = Annotated[int, Field(lt=2**31), AfterValidator(_some_or_all)]
@@ -46,12 +42,6 @@ ELSEWHERE = {
 }
 
 
-class Shape(BaseModel):
-    """What all requests and their parts have in common."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
-
-
 class StreamOptions(Shape):
     """Of a streamed answer; vLLM's continuous_usage_stats tells the usage with every event."""
 
@@ -59,42 +49,7 @@ class StreamOptions(Shape):
     continuous_usage_stats: bool | None = None
 
 
-class JSONSchema(Shape):
-    """A named schema."""
-
-    name: Name
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Shape):
-    """What the answer must conform to."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JSONSchema | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")  # llama.cpp's, of a json_object
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> "ResponseFormat":
-        if self.type == "json_schema" and (
-            self.json_schema is None or self.json_schema.schema_ is None
-        ):
-            raise ValueError("json_schema.schema is missing; give a JSON schema")
-        return self
-
-
-class StructuredOutputs(Shape):
-    """vLLM's way to say what the answer must conform to; exactly one is given."""
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-
-
-class Generation(Shape):
+class Generation(Structured):
     """What completions and chats have in common."""
 
     model: str | None = None
@@ -109,7 +64,6 @@ class Generation(Shape):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
     # vLLM's
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -126,22 +80,13 @@ class Generation(Shape):
     truncate_prompt_tokens: Last | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    regex: str | None = None  # SGLang's
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_from_elsewhere(cls, given: Any) -> Any:
-        for name, instead in ELSEWHERE.items():
-            if given.get(name) not in (None, False, [], {}):
-                raise ValueError(f"{name} is not supported; {instead}")
-        return given
+        return without(ELSEWHERE, given)
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> "Generation":
@@ -160,76 +105,6 @@ class CompletionRequest(Generation):
     parse_special: bool | None = None  # llama.cpp's
     best_of: int | None = None
     suffix: str | None = None
-
-
-class FunctionCall(Shape):
-    """What the model called; arguments are JSON as text."""
-
-    name: Name
-    arguments: str
-
-
-class ToolCall(Shape):
-    """One call in an assistant's message of the past."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class TextPart(Shape):
-    """A part of a message."""
-
-    type: Literal["text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-
-class Message(Shape):
-    """One message of a chat."""
-
-    role: Role
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # the same by another name
-
-    @model_validator(mode="after")
-    def _has_content(self) -> "Message":
-        if self.content is None and self.role != "assistant":
-            raise ValueError(f"content is missing in a message of the {self.role}")
-        return self
-
-
-class Function(Shape):
-    """A function that the model may call."""
-
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Shape):
-    """A tool: always a function."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class FunctionName(Shape):
-    """Which function."""
-
-    name: Name
-
-
-class NamedTool(Shape):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class ChatRequest(Generation):
@@ -312,9 +187,4 @@ class DetokenizeRequest(Shape):
     tokens: list[TokenId]
 
 
-def _names(kind: type[BaseModel]) -> set[str]:
-    fields = {field.alias or name for name, field in kind.model_fields.items()}
-    return fields.union(*map(_names, kind.__subclasses__()))
-
-
-FIELDS = frozenset(_names(Shape) | {*ELSEWHERE})  # of all requests and their parts
+FIELDS = frozenset(field_names(Shape) | {*ELSEWHERE})  # of all requests and their parts

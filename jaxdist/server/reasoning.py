@@ -1,19 +1,24 @@
 """What a model thinks before it answers, which it writes between `<think>` and `</think>`."""
 
-BEGIN, END = "<think>", "</think>"
+from jaxdist.inference.guidance.thoughts import BEGIN, END, Opening
+
 CHOICES = ("none", "deepseek_r1", "qwen3")  # by vLLM's names
 
 
-def begins_inside(kind: str, prompt_end: str) -> bool:
-    """Whether an answer begins inside of thoughts.
+def opening(kind: str, prompt_end: str) -> Opening:
+    """Where an answer begins.
 
-    A template may open them at the prompt's end, or show by an empty pair that there are none.
+    A template may open thoughts at the prompt's end, or show by an empty pair that there are none.
     DeepSeek's R1 thinks in any case, and may leave the opening out.
 
-    kind: One of CHOICES. prompt_end: The prompt's last characters, special tokens written out.
+    kind: One of CHOICES but none. prompt_end: The prompt's last characters, special tokens written
+    out.
     """
     end = prompt_end.rstrip()
-    return end.endswith(BEGIN) or (kind == "deepseek_r1" and not end.endswith(END))
+    if end.endswith(END):
+        return Opening.AFTER
+    thinks = kind == "deepseek_r1" or end.endswith(BEGIN)
+    return Opening.INSIDE if thinks else Opening.BEFORE
 
 
 class ReasoningParser:
@@ -22,9 +27,8 @@ class ReasoningParser:
     The thoughts of an answer that is cut before their end are no answer.
     """
 
-    def __init__(self, inside: bool):
-        """inside: Whether the text begins in thoughts, even where nothing opens them."""
-        self._inside, self._begun = inside, False
+    def __init__(self, begins: Opening):
+        self._inside, self._begun = begins is Opening.INSIDE, begins is Opening.AFTER
         self._held = ""  # white space and what may become a mark
 
     def push(self, piece: str) -> tuple[str, str]:
@@ -33,14 +37,14 @@ class ReasoningParser:
             return "", piece
         text, self._held = self._held + piece, ""
         if not self._begun:
-            opening = text.lstrip()
-            if BEGIN.startswith(opening) and opening != BEGIN:
+            start = text.lstrip()
+            if BEGIN.startswith(start) and start != BEGIN:
                 self._held = text
                 return "", ""
             self._begun = True
-            if not opening.startswith(BEGIN):
+            if not start.startswith(BEGIN):
                 return self.push(text)
-            self._inside, text = True, opening.removeprefix(BEGIN)
+            self._inside, text = True, start.removeprefix(BEGIN)
         thoughts, end, answer = text.partition(END)
         if end:
             self._inside = False

@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxdist.inference.engine import Prepared
 from jaxdist.inference.errors import EngineError, RequestError
+from jaxdist.inference.guidance.thoughts import Opening
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.server.errors import APIError, refused
@@ -50,6 +51,7 @@ class Job:
         priority: int | None = None,
         cache_salt: str | None = None,
         pooling: str | None = None,
+        opening: Opening = Opening.AFTER,
         stream: bool = False,
         called: Mapping[str, str] | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Job:
                     priority=priority or 0,
                     cache_salt=salt,
                     pooling=pooling,
+                    opening=opening,
                     stream=stream,
                 )
             except RequestError as error:

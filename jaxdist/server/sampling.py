@@ -11,6 +11,7 @@ from jaxdist.config import UsageError
 from jaxdist.inference.sampling.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxdist.server.errors import APIError, refused
 from jaxdist.server.protocol import ChatRequest, CompletionRequest, Generation
+from jaxdist.server.structures import structure_of
 
 # Fields that are passed on under their own names where they are given.
 _SAME = (
@@ -72,13 +73,6 @@ def most_field(request: ChatRequest) -> str:
     return "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
 
 
-def structure_field(request: Generation) -> str:
-    """The field that says what the text must conform to; of a chat that has none, its tools."""
-    guided = (f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar"))
-    names = ("response_format", "structured_outputs", *guided, "regex")
-    return next((name for name in names if getattr(request, name) is not None), "tools")
-
-
 def showing_special_tokens(params: SamplingParams) -> SamplingParams:
     """The same, where special tokens mark a model's calls of tools or its thoughts."""
     return replace(params, skip_special_tokens=False)
@@ -106,7 +100,7 @@ def _common(request: Generation, defaults: Mapping[str, Any] | None) -> dict[str
         fields["stop"] = tuple(stops)
     if request.logit_bias:
         fields["logit_bias"] = _by_id(request.logit_bias)
-    fields["structured_outputs"] = _structured(request)
+    fields["structured_outputs"] = structure_of(request)
     return fields
 
 
@@ -115,47 +109,3 @@ def _by_id(bias: dict[str, float]) -> dict[int, float]:
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
             raise APIError("logit_bias: its keys must be token ids", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-def _structured(request: Generation) -> StructuredOutputsParams | None:
-    """What the text must conform to, from whichever of the dialects says it."""
-    given: list[tuple[str, dict[str, Any]]] = []
-    form = request.response_format
-    if form is not None and form.type == "json_object":
-        free = form.schema_ is None
-        given.append(("response_format", {"json_object": True} if free else {"json": form.schema_}))
-    elif form is not None and form.json_schema is not None:
-        given.append(("response_format", {"json": form.json_schema.schema_}))
-    if (outputs := request.structured_outputs) is not None:
-        kinds = {
-            "json": outputs.json_,
-            "json_object": outputs.json_object or None,
-            "regex": outputs.regex,
-            "choice": outputs.choice,
-            "grammar": outputs.grammar,
-        }
-        kinds = {kind: value for kind, value in kinds.items() if value is not None}
-        if len(kinds) != 1:
-            raise APIError(
-                f"structured_outputs must hold exactly one of json, json_object, regex, choice, "
-                f"grammar; it holds {len(kinds)}",
-                param="structured_outputs",
-            )
-        given.append(("structured_outputs", kinds))
-    for kind in ("json", "regex", "choice", "grammar"):
-        value = getattr(request, f"guided_{kind}")
-        if value is not None:
-            given.append((f"guided_{kind}", {kind: value}))
-    if request.regex is not None:
-        given.append(("regex", {"regex": request.regex}))
-    if len(given) > 1:
-        raise APIError(f"{given[0][0]} and {given[1][0]} exclude each other", param=given[1][0])
-    if not given:
-        return None
-    name, kinds = given[0]
-    if kinds.get("choice") == []:
-        raise APIError(f"{name}: choice must hold at least one text", param=name)
-    try:
-        return StructuredOutputsParams(**kinds)
-    except UsageError as error:
-        raise APIError(str(error)[:1000], param=name) from None

@@ -75,6 +75,11 @@ class Model:
         return max(1, most - (params.max_tokens or default))
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of an embedding."""
+        return self.engine.engine.runner.hidden_size
+
+    @property
     def vocab_size(self) -> int:
         """Token ids below this exist."""
         return self.engine.engine.runner.vocab_size

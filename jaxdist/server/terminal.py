@@ -8,7 +8,7 @@ from jaxdist.inference.engine import Engine
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stream import stream
 from jaxdist.server.chat import Chat
-from jaxdist.server.protocol import Message
+from jaxdist.server.messages import Message
 
 ASK = "\n> "
 

@@ -7,10 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from jaxdist.config import UsageError
 from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
+from jaxdist.server.dialects.call_object import schema_of_calls
 from jaxdist.server.dialects.dialect import Dialect
 from jaxdist.server.dialects.hermes import BEGIN, END, Hermes
-from jaxdist.server.protocol import ChatRequest, NamedTool, Tool
+from jaxdist.server.errors import APIError
+from jaxdist.server.messages import NamedTool, Tool
+from jaxdist.server.protocol import ChatRequest
 
 _ABOUT = """# Tools
 
@@ -82,23 +86,31 @@ class ToolUse:
         """What the text must conform to so that it is a call; None where it is free.
 
         Where the model may choose, only the calls of a strict tool are held to its parameters, and
-        only calls of tools that exist can be written.
+        only calls of tools that exist can be written. APIError where the dialect cannot say that.
         """
         if self.kind == "named":
             (tool,) = (tool for tool in self.told if tool.function.name == self.name)
             return StructuredOutputsParams(json=_parameters(tool))
         if self.kind == "required":
-            calls = {"anyOf": [_call(tool) for tool in self.told]}
+            calls = schema_of_calls(self.parameters)
             most = {} if self.several else {"maxItems": 1}
             return StructuredOutputsParams(
                 json={"type": "array", "minItems": 1, "items": calls, **most}
             )
-        dialect = self.dialect if self.kind == "auto" else None
-        if dialect is not None and any(tool.function.strict for tool in self.told):
-            key = dialect.ARGUMENTS
-            call = {"anyOf": [_call(tool, key, bool(tool.function.strict)) for tool in self.told]}
-            return StructuredOutputsParams(grammar=dialect.grammar(call, self.several))
-        return None
+        strict = {tool.function.name for tool in self.told if tool.function.strict}
+        if self.kind != "auto" or self.dialect is None or not strict:
+            return None
+        held = {name: given if name in strict else None for name, given in self.parameters.items()}
+        try:
+            grammar = self.dialect.grammar(held, self.several)
+        except UsageError as error:
+            raise APIError(str(error), param="tools") from None
+        return StructuredOutputsParams(grammar=grammar)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The schema of each tool's, by its name."""
+        return {tool.function.name: _parameters(tool) for tool in self.told}
 
     @property
     def marks(self) -> Sequence[str]:
@@ -113,15 +125,3 @@ class ToolUse:
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
-
-
-def _call(tool: Tool, key: str = "arguments", strict: bool = True) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": tool.function.name},
-            key: _parameters(tool) if strict else {"type": "object"},
-        },
-        "required": ["name", key],
-        "additionalProperties": False,
-    }

@@ -77,9 +77,12 @@ class _Slot:
 class FakeRunner:
     """As `jaxdist.inference.scheduling.step.Runner`.
 
-    words: Tokens that it samples; by default all. delay: called in each `wait`, to take time or to
-    fail. checked: assert all that the engine promises; off for timing.
+    words: Tokens that it samples; by default all. script: What it writes instead, token by token,
+    as long as that is allowed. delay: called in each `wait`, to take time or to fail. checked:
+    assert all that the engine promises; off for timing.
     """
+
+    hidden_size = 8
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class FakeRunner:
         max_model_len: int = 256,
         max_row_tokens: int = 32,
         words: Sequence[int] | None = None,
+        script: Sequence[int] = (),
         delay=None,
         checked: bool = True,
     ):
@@ -101,7 +105,7 @@ class FakeRunner:
         self.words = range(vocab_size) if words is None else list(words)
         self.num_steps = self.num_ahead = 0  # ahead: launched before the last one was waited for
         self.slots: dict[int, _Slot] = {}
-        self._delay, self._checked = delay, checked
+        self._script, self._delay, self._checked = script, delay, checked
         share = max_num_seqs // num_replicas
         self._replica_of = [slot // share for slot in range(share * num_replicas)]
         self._hashes = [[0] * (num_blocks * block_size) for _ in range(num_replicas)]
@@ -210,13 +214,16 @@ class FakeRunner:
         if not row.sample:
             hidden = None
             if slot.sequence.pooling and places[-1] + 1 == len(prompt):
-                hidden = np.random.default_rng(ends[-1]).normal(size=8).astype(np.float32)
+                hidden = (
+                    np.random.default_rng(ends[-1]).normal(size=self.hidden_size).astype(np.float32)
+                )
             return RowResult(prompt_logprobs=prompt_logprobs, hidden=hidden)
         first, out = len(tokens) - 1 - row.num_drafts, []
         for j in range(row.num_drafts + 1):
             at = first + j
             mask = None if row.masks is None else row.masks[j]
-            token = sample(ends[at], params, places[at] + 1, self.words, mask)
+            words = self._wished(places[at] + 1 - len(prompt), mask)
+            token = sample(ends[at], params, places[at] + 1, words, mask)
             out.append(token)
             if j < row.num_drafts and tokens[at + 1] != token:
                 break
@@ -229,6 +236,13 @@ class FakeRunner:
                 self._logprobs(t, ends[first + j], params.logprobs) for j, t in enumerate(out)
             ]
         return RowResult(token_ids=out, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _wished(self, index: int, mask: np.ndarray | None) -> Sequence[int]:
+        """What the output's token `index` is drawn from."""
+        wish = self._script[index] if index < len(self._script) else None
+        if wish is None or (mask is not None and not mask[wish // 32] >> np.uint32(wish % 32) & 1):
+            return self.words
+        return [wish]
 
     def _logprobs(self, chosen: int, text_hash: int, count: int) -> TokenLogprobs:
         top = [(text_hash + i) % self.vocab_size for i in range(count)]

@@ -263,7 +263,10 @@ def test_embeddings_have_length_one(server):
     raw = base64.b64decode(packed["data"][1]["embedding"])
     np.testing.assert_allclose(np.frombuffer(raw, "<f4"), vectors[1], rtol=1e-6)
     assert server.post("/v1/embeddings", body | {"dimensions": 8}).status_code == 200
-    assert server.post("/v1/embeddings", body | {"dimensions": 5}).status_code == 400
+    num_steps = server.service.model.engine.engine.runner.num_steps
+    refused = server.post("/v1/embeddings", body | {"dimensions": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
+    assert server.service.model.engine.engine.runner.num_steps == num_steps
 
 
 def test_text_becomes_ids_and_back(server, tokenizer):

@@ -55,6 +55,10 @@ def refusal(kind, body) -> APIError:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "only for stream=false"),
         ({"add_special_tokens": True}, "add_special_tokens", "must be False"),
         *((({name: "secret"}), name, f"is not supported; {fix}") for name, fix in OTHERS),
+        *(
+            ({"structured_outputs": {name: "secret"}}, "structured_outputs", f"{name} is not sup")
+            for name in ("structural_tag", "disable_additional_properties")
+        ),
     ],
 )  # fmt: skip
 def test_the_field_is_named(fields, param, message):

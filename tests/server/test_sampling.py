@@ -76,6 +76,18 @@ def test_echo_scores_the_prompt():
         ({"guided_json": '{"type": "object"}'}, StructuredOutputsParams(json='{"type": "object"}')),
         ({"regex": "a+"}, StructuredOutputsParams(regex="a+")),
         ({"guided_grammar": "start: A"}, StructuredOutputsParams(grammar="start: A")),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "[ ]?"}},
+            StructuredOutputsParams(json={}, whitespace_pattern="[ ]?"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": ""},
+            StructuredOutputsParams(json_object=True, whitespace_pattern=""),
+        ),
     ],
 )
 def test_structure_has_several_dialects(fields, expected):
@@ -96,6 +108,9 @@ def test_structure_has_several_dialects(fields, expected):
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "regex": "a"}, "regex"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs"),
     ],
 )
 def test_what_cannot_be_is_refused(fields, param):

@@ -71,7 +71,7 @@ class ModelRunner:
         self.max_row_tokens = min(options.max_row_tokens, self.max_model_len)
         self.vocab_size = min(vocab_size or config.vocab_size, config.vocab_size)
         weights = place(config, load, self.mesh, options.dtype)
-        self.config = weights.config
+        self.config, self.hidden_size = weights.config, config.hidden_size
         paging = paging_of(self.mesh)
         self.pool = kv_pool.decide(config, self.mesh, options)
         self.num_blocks = self.pool.num_blocks

@@ -7,7 +7,8 @@ Shapes: k drafts, W = ceil(vocab_size / 32) words of bits.
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -168,15 +169,24 @@ def _source(structured: StructuredOutputsParams) -> tuple[str, str]:
         text = "|".join(f"(?:{_literal(choice)})" for choice in structured.choice)
         kind, make = "the choice", LLMatcher.grammar_from_regex
     else:
-        kind, make = "the JSON schema", LLMatcher.grammar_from_json_schema
+        kind, make = "the JSON schema", partial(_of_schema, structured)
         text = '{"type": "object"}' if structured.json is None else schema_text(structured.json)
     try:
-        size = len(text.encode())
+        size = len(text.encode()) + len((structured.whitespace_pattern or "").encode())
     except UnicodeEncodeError:
         raise UsageError(f"{kind} holds half of a surrogate pair; spell the character") from None
     if size > MAX_BYTES:
         raise UsageError(f"{kind} has {size} bytes; at most {MAX_BYTES} are allowed")
     return kind, make(text)
+
+
+def _of_schema(structured: StructuredOutputsParams, schema: str) -> str:
+    spaces: Any = {}
+    if structured.whitespace_pattern is not None:
+        spaces["whitespace_pattern"] = structured.whitespace_pattern
+    elif structured.disable_any_whitespace:
+        spaces["whitespace_flexible"] = False
+    return LLMatcher.grammar_from_json_schema(schema, overrides=spaces)
 
 
 def _literal(text: str) -> str:

@@ -31,6 +31,9 @@ class StructuredOutputsParams:
         regex: A regular expression that the whole text matches.
         choice: One of these texts.
         grammar: A grammar in Lark's notation.
+        whitespace_pattern: What may stand between the parts of JSON, a regular expression; by
+            default any white space.
+        disable_any_whitespace: Nothing may stand there.
 
     Raises UsageError where not exactly one is given, or it is of the wrong type.
     """
@@ -40,9 +43,12 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
 
     def __post_init__(self):
         limits.flag("json_object", self.json_object)
+        limits.flag("disable_any_whitespace", self.disable_any_whitespace)
         given = [name for name in ("json", "regex", "choice", "grammar") if _is_set(self, name)]
         given += ["json_object"] if self.json_object else []
         if len(given) != 1:
@@ -54,6 +60,7 @@ class StructuredOutputsParams:
             raise UsageError(
                 f"json must be a schema, an object or its text; it is {_kind(self.json)}"
             )
+        self._check_whitespace()
         for name in ("regex", "grammar"):
             if _is_set(self, name):
                 limits.text(name, _type(name, getattr(self, name), str))
@@ -61,6 +68,16 @@ class StructuredOutputsParams:
             texts = _texts("choice", self.choice)
             if not texts or not all(texts):
                 raise UsageError("choice must hold at least one text, and none that is empty")
+
+    def _check_whitespace(self) -> None:
+        names = ("whitespace_pattern", "disable_any_whitespace")
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        if self.whitespace_pattern is not None:
+            _type("whitespace_pattern", self.whitespace_pattern, str)
+        if len(given) > 1:
+            raise UsageError(f"{given[0]} and {given[1]} exclude each other")
+        if given and self.json is None and not self.json_object:
+            raise UsageError(f"{given[0]} is only for json and json_object; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

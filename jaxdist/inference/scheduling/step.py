@@ -102,6 +102,7 @@ class Runner(Protocol):
     """The device's side of the engine. Everything it is told was checked before."""
 
     vocab_size: int  # ids that may be sampled: the tokenizer's, at most the model's
+    hidden_size: int  # numbers of an embedding
     block_size: int  # tokens a block
     num_blocks: int  # of one replica, block 0 included, which is never allocated
     num_replicas: int  # dp: each has blocks and slots of its own

@@ -1,6 +1,8 @@
 """A call as a JSON object with its name and its arguments, read while it grows."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from jaxdist.server.dialects.dialect import Dialect, Found
 
@@ -129,6 +131,23 @@ class CallObject:
         """The end: what was no call is content."""
         if not self._begun:
             self._found.content(self._opening + self._scanner.text)
+
+
+def schema_of_calls(tools: Mapping[str, Any], key: str = "arguments") -> dict[str, Any]:
+    """The JSON schema of one call.
+
+    tools: What each one's parameters are held to, by its name; None: to nothing. key: Theirs.
+    """
+    return {"anyOf": [_schema(name, held, key) for name, held in tools.items()]}
+
+
+def _schema(name: str, held: Any, key: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: {"type": "object"} if held is None else held},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
 
 
 def _parsed(chars: list[str]) -> object:

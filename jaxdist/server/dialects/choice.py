@@ -2,13 +2,18 @@
 
 import re
 
-from jaxdist.server.dialects import hermes, llama3_json, mistral
+from jaxdist.server.dialects import hermes, llama3_json, mistral, pythonic, qwen3_coder
 from jaxdist.server.dialects.dialect import Dialect
 
 DIALECTS: dict[str, type[Dialect]] = {  # by vLLM's names
     "hermes": hermes.Hermes,
     "llama3_json": llama3_json.Llama3Json,
+    "llama4_json": llama3_json.Llama3Json,
+    "llama4_pythonic": pythonic.Pythonic,
     "mistral": mistral.Mistral,
+    "pythonic": pythonic.Pythonic,
+    "qwen3_coder": qwen3_coder.Qwen3Coder,
+    "qwen3_xml": qwen3_coder.Qwen3Coder,
 }
 # Without the mark, as Llama 3.2's: `{"name": function name, "parameters": dictionary of ...}`.
 _SHOWS_PARAMETERS = re.compile(r'\{"name": [^{}]*"parameters": ')
@@ -32,6 +37,10 @@ def by_template(template: str) -> type[Dialect]:
     """The dialect that a chat template shows its model, as far as its text tells."""
     if mistral.MARK in template:
         return mistral.Mistral
+    if qwen3_coder.FUNCTION in template:
+        return qwen3_coder.Qwen3Coder
+    if pythonic.MARK in template:
+        return pythonic.Pythonic
     if hermes.BEGIN in template:
         return hermes.Hermes
     if llama3_json.MARK in template or _SHOWS_PARAMETERS.search(template):

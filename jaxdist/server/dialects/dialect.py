@@ -1,12 +1,13 @@
 """What the dialects have in common in which models write calls of tools.
 
 An answer is read character by character, so that what is told of it does not depend on how it was
-split. Arguments are told as they come, exactly as the model wrote them: the pieces of a call joined
-are its arguments whole. A text that is no sound call stays content.
+split. Arguments are told as they come, those in JSON exactly as the model wrote them: the pieces of
+a call joined are its arguments whole. A text that is no sound call stays content.
 """
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -67,10 +68,10 @@ class Dialect(ABC):
     """Reads one answer, in which calls may stand, into `found`."""
 
     MARKS: ClassVar[tuple[str, ...]] = ()  # texts that may be special tokens and must be seen
-    ARGUMENTS: ClassVar[str] = "arguments"  # the key of a call's arguments
 
-    def __init__(self, found: Found):
-        self._found = found
+    def __init__(self, found: Found, tools: Mapping[str, Any]):
+        """tools: The schema of each one's parameters, by its name."""
+        self._found, self._tools = found, tools
 
     @abstractmethod
     def read(self, char: str) -> None:
@@ -87,10 +88,11 @@ class Dialect(ABC):
 
     @staticmethod
     @abstractmethod
-    def grammar(call: dict[str, Any], several: bool) -> str:
+    def grammar(tools: Mapping[str, Any], several: bool) -> str:
         """A grammar (Lark, as llguidance reads it) of free text that may end with calls.
 
-        call: A JSON schema of what a call may be.
+        tools: What a call's parameters are held to, by its name; None: to nothing. Raises
+            UsageError where that cannot be said.
         """
 
     def _leave(self, waiting: str) -> None:
@@ -103,22 +105,22 @@ class Until:
     """Text up to a mark. White space before the mark waits with it, for it is no content.
 
     Attributes:
-        complete: Whether the mark was read.
+        complete: Whether a mark was read.
     """
 
-    def __init__(self, mark: str):
-        self._mark, self._held, self.complete = mark, "", False
+    def __init__(self, *marks: str):
+        """marks: None of them begins another."""
+        self._marks, self._held, self.complete = marks, "", False
 
     def push(self, char: str) -> str:
-        """The text that is certain not to belong to the mark."""
+        """The text that is certain not to belong to a mark."""
         self._held += char
-        waiting = self._held.lstrip()
-        self.complete = waiting == self._mark
-        if not waiting or self._mark.startswith(waiting):
+        self.complete = self._held.lstrip() in self._marks
+        if self._may_be_mark(self._held):
             return ""
         # What is left may begin anew inside of what waited.
         held = self._held
-        keep = next(i for i in range(1, len(held) + 1) if self._mark.startswith(held[i:].lstrip()))
+        keep = next(i for i in range(1, len(held) + 1) if self._may_be_mark(held[i:]))
         self._held = held[keep:]
         return held[:keep]
 
@@ -126,3 +128,6 @@ class Until:
         """What waits."""
         held, self._held, self.complete = self._held, "", False
         return held
+
+    def _may_be_mark(self, text: str) -> bool:
+        return any(mark.startswith(text.lstrip()) for mark in self._marks)

@@ -4,9 +4,10 @@ It is also what models learn that have none of their own.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from jaxdist.server.dialects.call_object import CallObject
+from jaxdist.server.dialects.call_object import CallObject, schema_of_calls
 from jaxdist.server.dialects.dialect import Dialect, Found, Until
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -17,8 +18,8 @@ class Hermes(Dialect):
 
     MARKS = (BEGIN,)
 
-    def __init__(self, found: Found):
-        super().__init__(found)
+    def __init__(self, found: Found, tools: Mapping[str, Any]):
+        super().__init__(found, tools)
         self._state = self._in_text
         self._text = Until(BEGIN)
         self._held = ""  # a mark and what follows it, up to an object or an end mark
@@ -70,14 +71,14 @@ class Hermes(Dialect):
             self.read(held)
 
     @staticmethod
-    def grammar(call: dict[str, Any], several: bool) -> str:
+    def grammar(tools: Mapping[str, Any], several: bool) -> str:
         return "\n".join(
             [
                 f"start: TEXT | first object END {'(next object END)*' if several else ''}",
                 f"first[lazy]: /(?s:.*){BEGIN}\\n/",
                 f"next: /\\s*{BEGIN}\\n/",
                 f'END: "\\n{END}"',
-                f"object: %json {json.dumps(call)}",
+                f"object: %json {json.dumps(schema_of_calls(tools))}",
                 f"TEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/",
             ]
         )

@@ -4,9 +4,10 @@ A mark may stand before it. Several calls are separated by `;` or white space.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from jaxdist.server.dialects.call_object import CallObject
+from jaxdist.server.dialects.call_object import CallObject, schema_of_calls
 from jaxdist.server.dialects.dialect import Dialect, Found, Until
 
 MARK = "<|python_tag|>"
@@ -18,10 +19,9 @@ class Llama3Json(Dialect):
     part of a text."""
 
     MARKS = (MARK,)
-    ARGUMENTS = "parameters"
 
-    def __init__(self, found: Found):
-        super().__init__(found)
+    def __init__(self, found: Found, tools: Mapping[str, Any]):
+        super().__init__(found, tools)
         self._text: Until | None = None  # None where a call may begin
         self._lead = ""  # what stands before a call that may begin
         self._call: CallObject | None = None
@@ -69,13 +69,13 @@ class Llama3Json(Dialect):
             self.read(held)
 
     @staticmethod
-    def grammar(call: dict[str, Any], several: bool) -> str:
+    def grammar(tools: Mapping[str, Any], several: bool) -> str:
         mark = MARK.replace("|", "\\|")
         return "\n".join(
             [
                 f"start: TEXT | object {'(SEPARATOR object)*' if several else ''}",
                 'SEPARATOR: "; "',
-                f"object: %json {json.dumps(call)}",
+                f"object: %json {json.dumps(schema_of_calls(tools, 'parameters'))}",
                 f"TEXT: /(?s:.*)/ & ~/\\s*\\{{(?s:.*)/ & ~/(?s:.*){mark}(?s:.*)/",
             ]
         )

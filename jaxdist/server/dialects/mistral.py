@@ -7,9 +7,10 @@ Since Mistral Small 3.2 each call is `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_
 import json
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
-from jaxdist.server.dialects.call_object import CallObject, Nesting
+from jaxdist.server.dialects.call_object import CallObject, Nesting, schema_of_calls
 from jaxdist.server.dialects.dialect import Dialect, Found, Until
 
 MARK, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -26,8 +27,8 @@ class Mistral(Dialect):
 
     MARKS = (MARK, _ID, _ARGUMENTS)
 
-    def __init__(self, found: Found):
-        super().__init__(found)
+    def __init__(self, found: Found, tools: Mapping[str, Any]):
+        super().__init__(found, tools)
         self._state = self._in_text
         self._text = Until(MARK)
         self._mark = self._held = ""  # the mark, and what follows it up to a call
@@ -104,9 +105,9 @@ class Mistral(Dialect):
             self.read(held)
 
     @staticmethod
-    def grammar(call: dict[str, Any], several: bool) -> str:
+    def grammar(tools: Mapping[str, Any], several: bool) -> str:
         most = {} if several else {"maxItems": 1}
-        calls = {"type": "array", "minItems": 1, "items": call, **most}
+        calls = {"type": "array", "minItems": 1, "items": schema_of_calls(tools), **most}
         mark = re.escape(MARK)
         return "\n".join(
             [

@@ -204,6 +204,40 @@ def test_a_text_that_leaves_the_grammar_is_at_a_dead_end():
     assert matcher.is_finished and not matcher.masks([98])[0].any()
 
 
+@pytest.mark.parametrize(
+    ("spaces", "fine"),
+    [
+        ({}, None),
+        ({"whitespace_pattern": "[ ]?"}, ['{"a":1,"b":2}', '{"a": 1, "b": 2}']),
+        ({"whitespace_pattern": "  "}, ['{"a":1,"b":2}', '{"a":  1,"b":2}']),
+        ({"whitespace_pattern": ""}, ['{"a":1,"b":2}']),
+        ({"disable_any_whitespace": True}, ['{"a":1,"b":2}']),
+    ],
+)
+def test_the_white_space_of_json_is_said(spaces: dict[str, Any], fine: list[str] | None):
+    schema = {"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}
+    fine = SPACED if fine is None else fine
+    wish = StructuredOutputsParams(json=schema, **spaces)
+    matches = [ends(grammars.compile(wish, BYTES), text) for text in SPACED]
+    assert [text for text, fits in zip(SPACED, matches, strict=True) if fits] == fine
+    free = grammars.compile(StructuredOutputsParams(json_object=True, **spaces), BYTES)
+    assert [text for text in SPACED if ends(free, text)] == fine
+
+
+SPACED = [
+    '{"a":1,"b":2}',
+    '{"a": 1, "b": 2}',
+    '{"a":  1,"b":2}',
+    '{ "a": 1,\n\t"b": 2 }',
+]
+
+
+def ends(grammar: Grammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    matcher.advance(list(text.encode()))
+    return matcher.is_complete
+
+
 def test_any_of_several_ends_is_allowed_and_none_is_needed(byte_level: Tokenizer):
     regex = StructuredOutputsParams(regex="ab?")
     matcher = grammars.compile(regex, byte_level, [0, 1]).matcher()
@@ -268,6 +302,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "properties": {"json": {"properties": {f"p{i}": {"type": "string"} for i in range(6000)}}},
     "huge": {"json": {"enum": ["x" * grammars.MAX_BYTES]}},
     "unclosed": {"regex": "(a"},
+    "unclosed-spaces": {"json": {}, "whitespace_pattern": "(a"},
+    "huge-spaces": {"json": {}, "whitespace_pattern": " " * grammars.MAX_BYTES},
     "look-around": {"regex": "(?=a)b"},
     "nothing": {"regex": r"[^\s\S]"},
     "deep-regex": {"regex": "(" * 60_000 + "a" + ")" * 60_000},
