@@ -28,9 +28,9 @@ def use(choice="auto", dialect=Hermes, **fields) -> ToolUse:
     return ToolUse(request, dialect)
 
 
-def read(text, cuts=(), choice="auto", dialect=Hermes):
+def read(text, cuts=(), choice="auto", dialect=Hermes, **fields):
     """(content, [(name, arguments)]) of a text that comes in pieces."""
-    parser, content, calls = ToolParser(use(choice, dialect)), "", {}
+    parser, content, calls = ToolParser(use(choice, dialect, **fields)), "", {}
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
     for delta in [*map(parser.push, pieces), parser.finish()]:

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 from jaxdist.server.dialects.choice import DIALECTS, by_template, chosen
 from jaxdist.server.dialects.hermes import Hermes
+from jaxdist.server.dialects.keywords import Keywords
 from jaxdist.server.dialects.llama3_json import Llama3Json
 from jaxdist.server.dialects.mistral import Mistral
-from tests.server.answers import CALLS, CUTS, read
+from jaxdist.server.dialects.pythonic import Pythonic
+from jaxdist.server.dialects.qwen3_coder import Qwen3Coder
+from tests.server.answers import ARGUMENTS, CALLS, CUTS, TEXTS, VALUES, read
 
 # Pieces that answers are made of, whole and broken.
 PARTS = st.sampled_from(
@@ -19,6 +22,15 @@ PARTS = st.sampled_from(
         *("<tool_", "<|py", "[TOOL_", "time", "weather", " ", "\n", ";", ",", "[", "]", "{", "}"),
         *('"', ":", "\\", '{"name": "time", ', '"arguments": {', '"parameters": {', '"a": 1}'),
         *('{"name": "time", "parameters": {}}', '{"name": "f", "arguments": {"b": [2]}}'),
+        *(
+            "<function=",
+            "</function>",
+            "<parameter=a>",
+            "</parameter>",
+            "=time>",
+            "[time(",
+            "a=1)]",
+        ),
     ]
 )
 ANSWERS = st.lists(PARTS, max_size=12).map("".join)
@@ -32,13 +44,15 @@ def written(calls, key, indent=None):
     return [json.dumps({"name": name, key: given}, indent=indent) for name, given in calls]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values())
+@pytest.mark.parametrize("dialect", dict.fromkeys(DIALECTS.values()))
 @given(text=ANSWERS, cuts=CUTS)
 def test_any_answer_reads_the_same_in_pieces(dialect, text, cuts):
     whole = content, calls = read(text, dialect=dialect)
     assert read(text, cuts, dialect=dialect) == whole
     assert read(text, range(len(text)), dialect=dialect) == whole
     assert calls or content == text
+    if dialect in (Pythonic, Qwen3Coder):  # which do not write JSON
+        return
     # Nothing is told twice, nor what the model did not write.
     assert len(content) + sum(len(name) + len(given) for name, given in calls) <= len(text)
 
@@ -73,6 +87,107 @@ def test_mistral_writes_an_array_or_names(calls, lead, style, cuts):
     assert (content, found(told)) == (lead.strip(), calls)
 
 
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "zone": {"enum": ["a", "b"]},
+        "days": {"type": "integer"},
+        "near": {"type": ["null", "string"]},
+        "more": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        "other": {"type": "object"},
+        "wet": {"type": "boolean"},
+    },
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+SPELLED = st.text('{}[]"\\,:</>=ab \n', max_size=8)
+GIVEN = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": SPELLED,
+        "days": st.integers(),
+        "near": st.none() | SPELLED.filter(lambda text: text.lower() != "null"),
+        "more": st.none() | st.lists(VALUES, max_size=3),
+        "other": st.dictionaries(TEXTS, VALUES, max_size=3),
+        "wet": st.booleans(),
+        "unknown": SPELLED,
+    },
+)
+
+
+def of_qwen(arguments, outer=True):
+    """A call as Qwen3-Coder's template writes it."""
+    bare = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
+    lines = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in bare.items()]
+    call = f"<function=weather>\n{''.join(lines)}</function>"
+    return f"<tool_call>\n{call}\n</tool_call>" if outer else call
+
+
+@given(
+    calls=st.lists(GIVEN, min_size=1, max_size=3),
+    lead=st.sampled_from(["", "Yes.\n", "a < b\n\n"]),
+    outer=st.booleans(),
+    cuts=CUTS,
+)
+def test_qwen3_coder_writes_arguments_one_by_one(calls, lead, outer, cuts):
+    text = lead + "\n".join(of_qwen(arguments, outer) for arguments in calls)
+    content, told = read(text, cuts, dialect=Qwen3Coder, tools=[WEATHER])
+    assert content == lead.rstrip()
+    assert found(told) == [("weather", arguments) for arguments in calls]
+
+
+@given(
+    calls=st.lists(st.tuples(st.just("weather"), ARGUMENTS), min_size=1, max_size=3),
+    lead=st.sampled_from(["", "\n"]),
+    spell=st.sampled_from([repr, json.dumps]),
+    cuts=CUTS,
+)
+def test_calls_in_pythons_notation(calls, lead, spell, cuts):
+    written = [
+        f"{name}({', '.join(f'{key}={spell(value)}' for key, value in given.items())})"
+        for name, given in calls
+    ]
+    content, told = read(f"{lead}[{', '.join(written)}]", cuts, dialect=Pythonic)
+    assert (content, found(told)) == ("", calls)
+
+
+@given(st.text("a1xu=,'\"\\[](){}: T\n", max_size=14))
+def test_whatever_stands_in_a_call_is_an_object(text):
+    keywords, out = Keywords(), ""
+    for char in text + "'\")]})]})]})]})]})]})]})":
+        out += keywords.push(char)
+        if keywords.done:
+            break
+    if keywords.done:
+        assert isinstance(json.loads(out), dict)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("5", "integer", 5),
+        ("five", "integer", "five"),
+        ("True", "boolean", True),
+        ("None", "object", None),
+        ("[1, NaN]", "array", [1, "NaN"]),
+        ("{'a': (1, None)}", "object", {"a": [1, None]}),
+        ("[1)] )", "array", "[1)] )"),
+        ("1e400", "number", float("inf")),
+        ("5", "string", "5"),
+        ("null", ["string", "null"], None),
+        ("null", "string", "null"),
+        ("[" * 3000, "array", "[" * 3000),
+        ("5", {"no": "type"}, "5"),
+    ],
+)
+def test_a_value_is_what_its_schema_says(value, kind, expected):
+    schema = {"properties": {"x": {"type": kind}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    text = f"<function=f><parameter=x>{value}</parameter></function>"
+    ((_, arguments),) = read(text, dialect=Qwen3Coder, tools=[tool])[1]
+    assert json.loads(arguments) == {"x": expected}
+
+
 @pytest.mark.parametrize(
     ("dialect", "text", "content", "names"),
     [
@@ -93,6 +208,20 @@ def test_mistral_writes_an_array_or_names(calls, lead, style, cuts):
         (Mistral, '[TOOL_CALLS] [{"name": "time", "arguments": {}}, 5]', ", 5]", ["time"]),
         (Mistral, '[TOOL_CALLS] [{"name": "time", "arguments": {}},', "", ["time"]),
         (Mistral, "[TOOL_CALLS]time[ARGS]{} Done.", " Done.", ["time"]),
+        (Qwen3Coder, "<tool_call>\nnothing", None, []),
+        (Qwen3Coder, "<tool_call>\n<function=a b>", None, []),
+        (Qwen3Coder, "if a <function", None, []),
+        (Qwen3Coder, "<tool_call><tool_call><function=time></function>", "<tool_call>", ["time"]),
+        (Qwen3Coder, "<tool_call><function=time></tool_call>Done.", "Done.", ["time"]),
+        (Qwen3Coder, "<function=time>junk</function></tool_call>\n", "", ["time"]),
+        (Pythonic, "[see (this)]", None, []),
+        (Pythonic, "[other(a=1)]", None, []),
+        (Pythonic, "[time](there)", None, []),
+        (Pythonic, "[time(1)]", None, []),
+        (Pythonic, "So: [time()]", None, []),
+        (Pythonic, "[time(), 5]", ", 5]", ["time"]),
+        (Pythonic, "[time()] Done.", " Done.", ["time"]),
+        (Pythonic, "[time( ) , weather (a = 1) ]\n", "", ["time", "weather"]),
     ],
 )
 def test_what_is_no_sound_call_stays_text(dialect, text, content, names):
@@ -111,6 +240,8 @@ def test_arguments_are_told_as_they_come():
         (Llama3Json, '{"name": "time", "parameters": {"zone": "Eu'),
         (Mistral, '[TOOL_CALLS] [{"name": "time", "arguments": {"zone": "Eu'),
         (Mistral, '[TOOL_CALLS]time[ARGS]{"zone": "Eu'),
+        (Qwen3Coder, "<function=time><parameter=zone>\nEu"),
+        (Pythonic, "[time(zone='Eu"),
     ):
         assert read(text, (30, 35), dialect=dialect) == ("", [("time", '{"zone": "Eu')])
 
@@ -127,6 +258,8 @@ argument name and its value}.' }}"""
         ("{{ tools }}{{ '[TOOL_CALLS] [' }}", Mistral),
         (LLAMA, Llama3Json),
         ("{{ tools }}<|python_tag|>", Llama3Json),
+        ("{{ tools }}<tool_call>\n<function=example>", Qwen3Coder),
+        ("{{ tools }}[func_name1(a=b)]<|python_tag|>", Pythonic),
     ],
 )
 def test_the_template_tells_the_dialect(template, dialect):

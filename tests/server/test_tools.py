@@ -9,6 +9,9 @@ import pytest
 from jaxdist.server.dialects.hermes import Hermes
 from jaxdist.server.dialects.llama3_json import Llama3Json
 from jaxdist.server.dialects.mistral import Mistral
+from jaxdist.server.dialects.pythonic import Pythonic
+from jaxdist.server.dialects.qwen3_coder import Qwen3Coder
+from jaxdist.server.errors import APIError
 from jaxdist.server.protocol import ChatRequest
 from jaxdist.server.tools import ToolUse, describe_tools
 
@@ -19,6 +22,9 @@ CITY = {
     "additionalProperties": False,
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+CODED = (
+    "<tool_call>\n<function=weather>\n<parameter={}>\n{}\n</parameter>\n</function>\n</tool_call>"
+)
 TIME = {"type": "function", "function": {"name": "time"}}
 
 
@@ -119,6 +125,41 @@ def test_strict_tools_hold_calls_in_each_dialect(dialect, call, between, end):
         grammar = llguidance.grammar_from("lark", asked.structure().grammar)
         for text, fine in texts:
             assert accepts(grammar, text) is fine, text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "fine"),
+    [
+        (Qwen3Coder, "Yes.", True),
+        (Qwen3Coder, "Yes.\n" + CODED.format("city", "Rome"), True),
+        (Qwen3Coder, CODED.format("city", "Ro\nme") + "\n" + CODED.format("city", ""), True),
+        (Qwen3Coder, CODED.format("town", "Rome"), False),
+        (Qwen3Coder, CODED.format("city", "Rome").replace("weather", "other"), False),
+        (Qwen3Coder, "<tool_call>", False),
+        (Qwen3Coder, "<tool_call>\n<function=time>\n</function>\n</tool_call>", True),
+        (Pythonic, "Yes.", True),
+        (Pythonic, '[weather(city="Rome"), time()]', True),
+        (Pythonic, '[weather(city="Rome", days=3), time(a=1, b=[true])]', True),
+        (Pythonic, '[weather(days=3, city="Rome")]', False),
+        (Pythonic, "[weather(city=3)]", False),
+        (Pythonic, "[weather()]", False),
+        (Pythonic, "[other()]", False),
+    ],
+)
+def test_strict_tools_hold_arguments_one_by_one(dialect, text, fine):
+    properties = CITY["properties"] | {"days": {"type": "integer"}}
+    function = {"name": "weather", "strict": True, "parameters": CITY | {"properties": properties}}
+    asked = use(dialect, tools=[{"type": "function", "function": function}, TIME])
+    grammar = llguidance.grammar_from("lark", asked.structure().grammar)
+    assert accepts(grammar, text) is fine
+
+
+@pytest.mark.parametrize("parameters", [{"anyOf": []}, {"properties": []}, {"required": "city"}])
+def test_strict_tools_that_no_grammar_can_hold_are_refused(parameters):
+    function = {"name": "weather", "strict": True, "parameters": parameters}
+    for dialect in (Qwen3Coder, Pythonic):
+        with pytest.raises(APIError, match="the parameters of weather|parameters, here those of"):
+            use(dialect, tools=[{"type": "function", "function": function}]).structure()
 
 
 def test_calls_that_stay_text_are_held_to_nothing():

@@ -61,7 +61,7 @@ class Qwen3Coder(Dialect):
         if after == FUNCTION:
             self._state = self._in_name
         elif not FUNCTION.startswith(after):
-            self._give_up()
+            self._give_up(BEGIN)
 
     def _in_name(self, char: str) -> None:
         self._held += char
@@ -69,7 +69,7 @@ class Qwen3Coder(Dialect):
         if char == ">" and (named := _NAME.fullmatch(name[:-1])):
             self._begin(named[1])
         elif char in "<>" or len(name) > _MOST:
-            self._give_up()
+            self._give_up(FUNCTION)
 
     def _begin(self, name: str) -> None:
         schemas = (self._tools.get(name) or {}).get("properties")
@@ -117,12 +117,13 @@ class Qwen3Coder(Dialect):
         for held in rest:
             self.read(held)
 
-    def _give_up(self) -> None:
-        """What began as a call is none, but its last character may begin one."""
-        rest, last = self._held[:-1], self._held[-1]
-        self._found.content(rest)
+    def _give_up(self, mark: str) -> None:
+        """The mark was none, but what follows it may hold another."""
+        before, mark, rest = self._held.partition(mark)
+        self._found.content(before + mark)
         self._held, self._state = "", self._in_text
-        self.read(last)
+        for held in rest:
+            self.read(held)
 
     @staticmethod
     def grammar(tools: Mapping[str, Any], several: bool) -> str:
