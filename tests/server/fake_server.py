@@ -1,4 +1,8 @@
-"""A server process over a runner without a device: fake_server.py PORT SECONDS_A_STEP [GRACE]."""
+"""A server process over a runner without a device.
+
+fake_server.py PORT SECONDS_A_STEP [GRACE [LEAK]]: it keeps LEAK bytes of each request, so that it
+is seen whether who looks for leaks finds them.
+"""
 
 import logging
 import sys
@@ -34,7 +38,22 @@ def load() -> Model:
     )
 
 
+class Leak(logging.Handler):
+    """Keeps so many bytes for each line of the log."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self._size, self._kept = size, []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append(b"x" * self._size)
+
+
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    if len(sys.argv) > 4:
+        log = logging.getLogger("jaxdist.server")
+        log.addHandler(Leak(int(sys.argv[4])))
+        log.setLevel(logging.INFO)
     options = ServerOptions(names=("fake",), grace=float((*sys.argv, "30")[3]))
     run(Service(options), open_socket("127.0.0.1", int(sys.argv[1])), load)

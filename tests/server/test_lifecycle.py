@@ -23,10 +23,10 @@ BODY = {"prompt": "a", "max_tokens": 60, "stream": True, "ignore_eos": True}
 
 
 @contextmanager
-def started(seconds_a_step: float, grace: float) -> Iterator[tuple[subprocess.Popen, str]]:
-    words = (sys.executable, str(SCRIPT), "0", str(seconds_a_step), str(grace))
+def started(*words: float) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A fake server: seconds a step, its grace, and bytes that it leaks."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(words, **pipes) as process:
+    with subprocess.Popen((sys.executable, str(SCRIPT), "0", *map(str, words)), **pipes) as process:
         try:
             line = process.stdout.readline() if process.stdout else ""
             assert line.startswith("ready: "), line
