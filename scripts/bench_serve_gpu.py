@@ -22,7 +22,7 @@ from bench.child import Child, ContenderFailed, replies
 from bench.serving.gpu_worker import DecodeSpec
 from bench_gpu import SHAPE, gpu
 
-from jaxdist.planner.hardware import kinds, read_hardware
+from jaxdist.planner.hardware import hardware_named
 
 BATCHES = (1, 16, 64)
 CONTEXT, NUM_STEPS = 2048, 48
@@ -62,10 +62,8 @@ def main() -> int:
 
 def bandwidth_of(device: str) -> float | None:
     """Bytes a second of a device of this name, by its data sheet; None where it is not known."""
-    for kind in kinds():
-        if kind.upper() in device.upper():
-            return 1e9 * read_hardware(kind).memory_gb_per_second
-    return None
+    hardware = hardware_named(device)
+    return 1e9 * hardware.memory_gb_per_second if hardware else None
 
 
 def kv_bytes_per_token(fields: dict) -> int:

@@ -181,6 +181,11 @@ def _files(path: str, place: Path) -> tuple[Path, ...]:
             raise UsageError(
                 f"data.sources: nothing that ends in {', '.join(SUFFIXES)} matches {path}"
             )
+    elif place.exists():
+        raise UsageError(
+            f"data.sources: {path} is a pipe or a device, which can be read only "
+            "once; write its text to a file and name that"
+        )
     else:
         raise UsageError(
             f"data.sources: no file or folder {path}; a Hugging Face dataset is written "

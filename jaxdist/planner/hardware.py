@@ -1,10 +1,11 @@
 """Accelerators as data: the makers' public figures, one small YAML file a device in `devices/`.
 
-Read by the planner for memory, bandwidth and peak, and by `compiled.py` to compile for machines
-that are not here. No JAX is imported.
+Read by the planner for memory, bandwidth and peak, by `compiled.py` to compile for machines that
+are not here, and by the trainer, whose MFU is a share of the peak. No JAX is imported.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class Hardware:
     """One kind of device. Bandwidths are of one device; those of links are of one direction."""
 
     kind: str  # the file's name, e.g. "h100"
-    name: str  # as the driver tells it
+    name: str
+    driver_names: list[str]  # patterns of what JAX calls it; the longest that fits a name counts
     platform: str  # "cuda" or "tpu"
     memory_gib: float
     memory_gb_per_second: float
@@ -114,6 +116,22 @@ def read_hardware(kind: str) -> Hardware:
     if gpu is not None:
         gpu = Gpu(**gpu | {"compute_capability": tuple(gpu["compute_capability"])})
     return Hardware(kind=kind, gpu=gpu, **fields)
+
+
+def hardware_named(driver_name: str) -> Hardware | None:
+    """The description of a device by the name that its driver gives (`jax.Device.device_kind`).
+
+    None where there is none. A slice of a GPU (MIG) has other figures than the whole.
+    """
+    if " MIG " in driver_name:
+        return None
+    fitting = [
+        (len(pattern), kind)
+        for kind in kinds()
+        for pattern in read_hardware(kind).driver_names
+        if fnmatchcase(driver_name, pattern)
+    ]
+    return read_hardware(max(fitting)[1]) if fitting else None
 
 
 def _is_size(word: str) -> bool:

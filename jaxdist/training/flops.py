@@ -15,22 +15,8 @@ import jax.numpy as jnp
 
 from jaxdist.config import ModelConfig
 from jaxdist.ops.product import product
+from jaxdist.planner.hardware import hardware_named
 
-# Part of `device_kind` -> dense TFLOP/s of 16-bit matmuls with fp32 accumulation, and of fp32
-# ones (GPU: CUDA cores; TPU: six bf16 passes). Makers' data sheets. The first match counts.
-_TFLOPS = {
-    "H100 PCIe": (756.0, 51.0),
-    "H100 NVL": (835.0, 60.0),
-    "H100": (989.0, 67.0),
-    "H200": (989.0, 67.0),
-    "B200": (2250.0, 75.0),
-    "A100": (312.0, 19.5),
-    "TPU v4": (275.0, 275 / 6),
-    "TPU v5 lite": (197.0, 197 / 6),
-    "TPU v5e": (197.0, 197 / 6),
-    "TPU v5": (459.0, 459 / 6),  # v5p
-    "TPU v6": (918.0, 918 / 6),  # v6e
-}
 _MEASURE_SECONDS = 0.1  # a size
 
 
@@ -79,14 +65,19 @@ def _attended(length: int, window: int | None) -> float:
 def peak_flops(num_devices: int, compute_dtype: Any) -> float:
     """FLOP/s that `num_devices` devices like the first one can do in `compute_dtype` matmuls.
 
-    NaN for an accelerator that is not in the table. On CPU the peak is measured, in about 0.3 s,
-    for the whole machine: simulated devices share its cores.
+    By the maker's data sheet, dense and summed up in fp32; NaN for an accelerator that is not in
+    `planner/devices`. A GPU without bf16 is held to its fp16; a TPU forms an fp32 product in six
+    bf16 passes. On CPU the peak is measured, in about 0.3 s, for the whole machine: simulated
+    devices share its cores.
     """
     device = jax.devices()[0]
     if device.platform == "cpu":
         return _measured_peak(compute_dtype)
-    known = (peaks for kind, peaks in _TFLOPS.items() if kind in device.device_kind)
-    half, single = next(known, (float("nan"), float("nan")))
+    hardware = hardware_named(device.device_kind)
+    if hardware is None:
+        return float("nan")
+    half = hardware.tflops.get("bf16") or hardware.tflops["fp16"]
+    single = hardware.tflops.get("fp32") or half / 6
     return num_devices * 1e12 * (single if compute_dtype == jnp.float32 else half)
 
 

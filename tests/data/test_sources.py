@@ -90,6 +90,12 @@ def test_nothing_to_read_is_refused_with_its_path(entry: str, said: str, tmp_pat
         resolve(str(tmp_path / entry))
 
 
+def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(UsageError, match="a.txt is a pipe or a device.*write its text to a file"):
+        resolve(str(tmp_path / "a.txt"))
+
+
 def test_a_home_of_nobody_is_refused():
     with pytest.raises(UsageError, match="no file or folder ~nobody-of-this-name"):
         resolve("~nobody-of-this-name/a.txt")

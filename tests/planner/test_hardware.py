@@ -6,16 +6,23 @@ import pytest
 
 from jaxdist.config import UsageError
 from jaxdist.planner import compiled
-from jaxdist.planner.hardware import Target, kinds, read_hardware
+from jaxdist.planner.hardware import Target, hardware_named, kinds, read_hardware
+
+CLUSTERS = ["a100", "b200", "h100", "h200", "v5e", "v5p", "v6e"]
+GPUS = [kind for kind in kinds() if read_hardware(kind).platform == "cuda"]
 
 
 def test_every_device_is_whole():
-    assert kinds() == ["a100", "b200", "h100", "h200", "v5e", "v5p", "v6e"]
+    assert {*kinds()} >= {*CLUSTERS, "v100", "t4", "l4", "l40s", "a10", "a10g", "rtx4090"}
     for kind in kinds():
         hardware = read_hardware(kind)
         assert hardware.kind == kind and hardware.sources
         assert all(source.startswith("https://") for source in hardware.sources)
-        assert hardware.tflops["bf16"] > 100
+        if kind in CLUSTERS:
+            assert hardware.tflops["bf16"] > 100
+        if hardware.platform == "cuda":  # fp32 has the plain cores, half of it the tensor cores
+            halves = {hardware.tflops.get(name) for name in ("bf16", "fp16")} - {None}
+            assert len(halves) == 1 and halves.pop() > 1.9 * hardware.tflops["fp32"]
         assert 10 < hardware.memory_gib < 200
         # Links inside a host or slice are faster than those between, and memory faster than both.
         assert hardware.network_gb_per_second < hardware.link_gb_per_second
@@ -25,12 +32,21 @@ def test_every_device_is_whole():
 
 def test_figures_of_a_gpu_agree_with_each_other():
     """Cores x clock x 2 is the sheet's fp32 rate."""
-    for kind in ("a100", "h100", "h200", "b200"):
+    for kind in GPUS:
         hardware = read_hardware(kind)
         assert hardware.gpu is not None
         cores = hardware.gpu.multiprocessors * hardware.gpu.cores_per_multiprocessor
         rate = 2 * cores * hardware.gpu.clock_ghz / 1000
         assert rate == pytest.approx(hardware.tflops["fp32"], rel=0.02)
+
+
+def test_a_device_is_found_by_its_driver_s_name():
+    for kind in GPUS:
+        found = hardware_named(read_hardware(kind).name)
+        assert found is not None and found.kind == kind
+    assert hardware_named("TPU v5 lite") == read_hardware("v5e")
+    assert hardware_named("TPU v5") == read_hardware("v5p")
+    assert hardware_named("NVIDIA A1000") == hardware_named("cpu") is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +66,7 @@ def test_targets(text, kind, shape, size):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("h10:8x8", "'h10' is not a known device; choose a100, .* did you mean h100"),
+        ("h10:8x8", "'h10' is not a known device; choose a10, a100, .* did you mean h100"),
         ("h100", "after h100 comes HOSTSxDEVICES, as in h100:8x8"),
         ("h100:8x8x8", "HOSTSxDEVICES"),
         ("v5p:4xx4", "after v5p comes a torus, as in v5p:4x4x4"),
