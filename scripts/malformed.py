@@ -8,6 +8,7 @@ and the memory of the process PID (Linux) is what it was after the first tenth o
 
 import argparse
 import json
+import os
 import random
 import sys
 import time
@@ -20,48 +21,22 @@ from typing import Any
 import httpx
 
 MOST_GROWTH = 16 * 2**20  # bytes of resident memory, whatever the count
-_PAGE = 4096
 _FREE = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
-_ODD: list[Any] = [
-    *(
-        None,
-        True,
-        -1,
-        0,
-        2**31,
-        2**63,
-        -(2**70),
-        0.5,
-        -0.0,
-        1e308,
-        "",
-        "\0",
-        "é" * 50,
-        "x" * 20_000,
-    ),
-    *(
-        [],
-        {},
-        [[]],
-        [None],
-        [-1],
-        [10**9],
-        ["a"] * 300,
-        [[1], "a"],
-        {"type": "no"},
-        {"a": {"b": []}},
-    ),
-    *(
-        "auto",
-        "required",
-        {"type": "json_object"},
-        {"regex": "(a"},
-        {"choice": []},
-        {"grammar": "a"},
-    ),
+_NUMBERS = [-1, 0, 2**31, 2**63, -(2**70), 0.5, -0.0, 1e308]
+_TEXTS = ["", "\0", "é" * 50, "x" * 20_000, "auto", "required"]
+_LISTS: list[Any] = [[], [[]], [None], [-1], [10**9], ["a"] * 300, [[1], "a"]]
+_OBJECTS: list[dict[str, Any]] = [
+    {},
+    {"type": "no"},
+    {"a": {"b": []}},
+    {"type": "json_object"},
+    {"regex": "(a"},
+    {"choice": []},
+    {"grammar": "a"},
     {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "no"}}},
     {"type": "function", "function": {"name": "f"}},
 ]
+_ODD: list[Any] = [None, True, *_NUMBERS, *_TEXTS, *_LISTS, *_OBJECTS]
 _FIELDS = (
     "model prompt messages input n max_tokens temperature top_p top_k min_p seed stop stream echo "
     "stream_options logit_bias logprobs top_logprobs response_format structured_outputs tools "
@@ -185,9 +160,8 @@ def _gone(client: httpx.Client, rng: random.Random) -> tuple[int, str]:
     return 0, ""
 
 
-_KINDS: list[Callable[[httpx.Client, random.Random], tuple[int, str]]] = [
-    *(_fields, _fields, _fields, _fields, _broken, _broken, _nested, _elsewhere, _gone),
-]
+_Kind = Callable[[httpx.Client, random.Random], tuple[int, str]]
+_KINDS: list[_Kind] = [*[_fields] * 4, *[_broken] * 2, _nested, _elsewhere, _gone]
 
 
 def _left(client: httpx.Client) -> list[str]:
@@ -205,7 +179,7 @@ def _left(client: httpx.Client) -> list[str]:
 
 def _resident(pid: int) -> int:
     """Bytes of memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> int:

@@ -12,9 +12,8 @@ class ToolParser:
     def __init__(self, use: ToolUse):
         self._use = use
         self._found = Found()
-        self._dialect = (use.dialect or Hermes)(
-            self._found, use.parameters
-        )  # its ids are those of all calls
+        dialect = use.dialect or Hermes  # its ids are those of all calls
+        self._dialect = dialect(self._found, use.parameters)
         self._call: CallObject | None = None  # of an array of calls
 
     @property

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from jaxdist.config import UsageError
 from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
+from jaxdist.server.dialects.between_marks import BEGIN, END
 from jaxdist.server.dialects.call_object import schema_of_calls
 from jaxdist.server.dialects.dialect import Dialect
-from jaxdist.server.dialects.hermes import BEGIN, END, Hermes
+from jaxdist.server.dialects.hermes import Hermes
 from jaxdist.server.errors import APIError
 from jaxdist.server.messages import NamedTool, Tool
 from jaxdist.server.protocol import ChatRequest

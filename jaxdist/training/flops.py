@@ -66,9 +66,8 @@ def peak_flops(num_devices: int, compute_dtype: Any) -> float:
     """FLOP/s that `num_devices` devices like the first one can do in `compute_dtype` matmuls.
 
     By the maker's data sheet, dense and summed up in fp32; NaN for an accelerator that is not in
-    `planner/devices`. A GPU without bf16 is held to its fp16; a TPU forms an fp32 product in six
-    bf16 passes. On CPU the peak is measured, in about 0.3 s, for the whole machine: simulated
-    devices share its cores.
+    `planner/devices`. A TPU forms an fp32 product in six bf16 passes. On CPU the peak is measured,
+    in about 0.3 s, for the whole machine: simulated devices share its cores.
     """
     device = jax.devices()[0]
     if device.platform == "cpu":
@@ -76,7 +75,7 @@ def peak_flops(num_devices: int, compute_dtype: Any) -> float:
     hardware = hardware_named(device.device_kind)
     if hardware is None:
         return float("nan")
-    half = hardware.tflops.get("bf16") or hardware.tflops["fp16"]
+    half = hardware.tflops["bf16"]
     single = hardware.tflops.get("fp32") or half / 6
     return num_devices * 1e12 * (single if compute_dtype == jnp.float32 else half)
 

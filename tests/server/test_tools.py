@@ -154,7 +154,15 @@ def test_strict_tools_hold_arguments_one_by_one(dialect, text, fine):
     assert accepts(grammar, text) is fine
 
 
-@pytest.mark.parametrize("parameters", [{"anyOf": []}, {"properties": []}, {"required": "city"}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"anyOf": []},
+        {"properties": []},
+        {"required": "city"},
+        {"properties": {"city": {"type": "string", "enum": 5}}},
+    ],
+)
 def test_strict_tools_that_no_grammar_can_hold_are_refused(parameters):
     function = {"name": "weather", "strict": True, "parameters": parameters}
     for dialect in (Qwen3Coder, Pythonic):

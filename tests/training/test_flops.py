@@ -100,14 +100,11 @@ def test_llama_2_7b_is_near_its_six_n():
         ("NVIDIA A100 80GB PCIe", 312e12, 19.5e12),
         ("NVIDIA A100-SXM4-40GB", 312e12, 19.5e12),
         ("NVIDIA A10", 125e12, 31.2e12),
-        ("NVIDIA A10G", 70e12, 35e12),
         ("NVIDIA L4", 121e12, 30.3e12),
+        ("NVIDIA L40", 181e12, 90.5e12),
         ("NVIDIA L40S", 362e12, 91.6e12),
-        ("NVIDIA GeForce RTX 3090", 71e12, 35.6e12),
-        ("NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12),
-        ("Tesla V100-SXM2-16GB", 125e12, 15.7e12),  # fp16: it has no bf16
-        ("Tesla V100-PCIE-32GB", 112e12, 14e12),
-        ("Tesla T4", 65e12, 8.1e12),
+        ("NVIDIA A40", 149.7e12, 37.4e12),
+        ("NVIDIA H100 NVL", 835e12, 60e12),
         ("TPU v4", 275e12, 275e12 / 6),
         ("TPU v5 lite", 197e12, 197e12 / 6),
         ("TPU v5", 459e12, 459e12 / 6),
@@ -126,7 +123,7 @@ def test_peaks_of_known_accelerators(monkeypatch, kind, bf16, fp32):
     [
         "Abacus 3000",
         "NVIDIA RTX A1000",  # no A100
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A10G",  # no A10
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a slice of one
     ],
 )

@@ -2,6 +2,7 @@ import os
 import pty
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -91,10 +92,18 @@ def drawn(monkeypatch) -> Callable[[str, int], str]:
             shown.update({**ROW, "step": 10})
             shown.close()
             monkeypatch.undo()
-        with os.fdopen(ours, "rb", buffering=0) as sent:
-            return sent.read(100_000).decode()
+        return _all_sent(ours)
 
     return draw
+
+
+def _all_sent(ours: int) -> str:
+    """What was written to a terminal; one read may give a part only, EIO says it was closed."""
+    sent = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, suppress(OSError):
+        while part := terminal.read(4096):
+            sent += part
+    return sent.decode()
 
 
 @pytest.mark.parametrize(("kind", "bar"), [("bar", True), ("lines", False)])

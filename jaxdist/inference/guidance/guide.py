@@ -17,9 +17,12 @@ _ALL = np.uint32(0xFFFFFFFF)
 class Matcher(Protocol):
     """Where a text stands in a grammar."""
 
-    is_finished: bool  # no token but the end may follow
+    @property
+    def is_finished(self) -> bool:
+        """Whether no token but the end may follow."""
+        ...
 
-    def masks(self, drafts: Sequence[int]) -> tuple[np.ndarray, int]:
+    def masks(self, drafts: Sequence[int] = ()) -> tuple[np.ndarray, int]:
         """(allowed tokens before each draft and after the last, uint32 [1 + k, W]; drafts that
         the grammar allows)."""
         ...

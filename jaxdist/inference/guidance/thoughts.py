@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxdist.data.tokenizer import Tokenizer
+from jaxdist.inference.guidance.guide import Matcher
 from jaxdist.inference.guidance.token_bytes import token_bytes
 
 BEGIN, END = "<think>", "</think>"
@@ -26,17 +27,13 @@ class Opening(Enum):
     AFTER = "after thoughts, or where there are none"
 
 
-class _Matcher(Protocol):
-    is_finished: bool
-    is_complete: bool
-
-    def masks(self, drafts: Sequence[int] = ()) -> tuple[np.ndarray, int]: ...
-
-    def advance(self, token_ids: Sequence[int]) -> None: ...
+class _GrammarMatcher(Matcher, Protocol):
+    @property
+    def is_complete(self) -> bool: ...
 
 
 class _Grammar(Protocol):
-    def matcher(self) -> _Matcher: ...
+    def matcher(self) -> _GrammarMatcher: ...
 
 
 class AfterThoughts:

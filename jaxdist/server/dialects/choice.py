@@ -2,7 +2,14 @@
 
 import re
 
-from jaxdist.server.dialects import hermes, llama3_json, mistral, pythonic, qwen3_coder
+from jaxdist.server.dialects import (
+    between_marks,
+    hermes,
+    llama3_json,
+    mistral,
+    pythonic,
+    qwen3_coder,
+)
 from jaxdist.server.dialects.dialect import Dialect
 
 DIALECTS: dict[str, type[Dialect]] = {  # by vLLM's names
@@ -41,7 +48,7 @@ def by_template(template: str) -> type[Dialect]:
         return qwen3_coder.Qwen3Coder
     if pythonic.MARK in template:
         return pythonic.Pythonic
-    if hermes.BEGIN in template:
+    if between_marks.BEGIN in template:
         return hermes.Hermes
     if llama3_json.MARK in template or _SHOWS_PARAMETERS.search(template):
         return llama3_json.Llama3Json

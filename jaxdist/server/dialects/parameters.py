@@ -28,6 +28,11 @@ def members(tool: str, schema: Any) -> list[Member]:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise UsageError(f"tools: the parameters of {tool} are no JSON schema")
+    for name, given in properties.items():
+        if isinstance(given, dict) and not isinstance(given.get("enum", []), list):
+            raise UsageError(
+                f"tools: the parameters of {tool} are no JSON schema: enum of {name} must be a list"
+            )
     return [
         Member(name, given | shared if isinstance(given, dict) else given, name in required)
         for name, given in properties.items()

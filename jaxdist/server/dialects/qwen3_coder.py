@@ -17,32 +17,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxdist.server.dialects.bare_value import BareValue
-from jaxdist.server.dialects.dialect import Dialect, Found, Until
+from jaxdist.server.dialects.between_marks import (
+    BEGIN,
+    END,
+    BetweenMarks,
+    grammar_between_marks,
+)
+from jaxdist.server.dialects.dialect import Found, Until
 from jaxdist.server.dialects.parameters import Member, kind_of, members
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"\s*([\w.-]{1,64})\s*", re.ASCII)
 _MOST = 200  # characters of a name and of what stands around it
 
 
-class Qwen3Coder(Dialect):
-    """Each call stands between marks, of which models at times leave out the outer ones."""
-
-    MARKS = (BEGIN,)
+class Qwen3Coder(BetweenMarks):
+    """Models at times leave out the outer marks."""
 
     def __init__(self, found: Found, tools: Mapping[str, Any]):
         super().__init__(found, tools)
-        self._state = self._in_text
         self._text = Until(BEGIN, FUNCTION)
-        self._held = ""  # a mark and what follows it
         self._schemas: dict[str, Any] = {}  # of the call's parameters
         self._num_members = 0
         self._value = BareValue({}, _PARAMETER_END)
-
-    def read(self, char: str) -> None:
-        self._state(char)
 
     def finish(self) -> None:
         if self._state in (self._in_text, self._before_function, self._in_name):
@@ -107,36 +105,19 @@ class Qwen3Coder(Dialect):
         if self._value.done:
             self._state = self._in_function
 
-    def _before_end(self, char: str) -> None:
-        self._held += char
-        waiting = self._held.lstrip()
-        if END.startswith(waiting) and waiting != END:
-            return
-        rest = "" if waiting == END else self._held
-        self._held, self._state = "", self._in_text
-        for held in rest:
-            self.read(held)
-
     def _give_up(self, mark: str) -> None:
         """The mark was none, but what follows it may hold another."""
         before, mark, rest = self._held.partition(mark)
         self._found.content(before + mark)
-        self._held, self._state = "", self._in_text
-        for held in rest:
-            self.read(held)
+        self._read_on(rest)
 
     @staticmethod
     def grammar(tools: Mapping[str, Any], several: bool) -> str:
         rules = [
-            f"start: TEXT | first call END {'(next call END)*' if several else ''}",
-            f"first[lazy]: /(?s:.*){BEGIN}\\n/",
-            f"next: /\\s*{BEGIN}\\n/",
-            f'END: "\\n{END}"',
             f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
             f"any: /{_PARAMETER}[^<>\\n]+>\\n/ text",
             f'VALUE_END: "\\n{_PARAMETER_END}\\n"',
             "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
-            f"TEXT: /(?s:.*)/ & ~/(?s:.*){BEGIN}(?s:.*)/",
         ]
         for i, (name, held) in enumerate(tools.items()):
             given = [] if held is None else members(name, held)
@@ -146,7 +127,7 @@ class Qwen3Coder(Dialect):
                 rules.append(_rule(i, j, member))
             begin, end = json.dumps(f"{FUNCTION}{name}>\n"), json.dumps(_FUNCTION_END)
             rules.append(f"call_{i}: {begin} {' '.join(wanted)} {end}")
-        return "\n".join(rules)
+        return grammar_between_marks(several, *rules)
 
 
 def _rule(i: int, j: int, member: Member) -> str:
