@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxdist.ops.product import cpu_multiplies_bf16, product
+from jaxdist.ops.product import multiplied_dtype, product
 from jaxdist.ops.stacks import read
 
 Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the members of tp share
@@ -75,7 +75,7 @@ def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax
         return product(x, w, ((x.ndim - 1,), (0,)), compute_dtype=compute_dtype)
     *lead, depth = x.shape
     x_RK = x.reshape(-1, depth)
-    if w.stack.dtype != jnp.uint16 or not cpu_multiplies_bf16():
+    if w.stack.dtype != jnp.uint16 or multiplied_dtype(compute_dtype) != jnp.bfloat16:
         out_RN = _one_by_one(x_RK.astype(jnp.float32), w)
     elif len(x_RK) <= FEW:
         out_RN = _some_together(x_RK.astype(jnp.bfloat16), w)

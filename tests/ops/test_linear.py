@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxdist.ops import linear as module
+from jaxdist.ops import product
 from jaxdist.ops.linear import FEW, LANES, Blocks, fits_blocks, in_blocks, linear
 
 
@@ -13,7 +14,7 @@ from jaxdist.ops.linear import FEW, LANES, Blocks, fits_blocks, in_blocks, linea
 @pytest.mark.parametrize("rows", [1, 3, FEW + 1])
 def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
     monkeypatch.setattr(module, "DEPTH", 10)  # a block in three parts
-    monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: native)
+    monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(rows, 1, 24)), dtype)
     stack = jnp.asarray(rng.normal(size=(3, 24, 2 * LANES)), dtype)
@@ -24,10 +25,14 @@ def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("depth", [96, 576, 1536])
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_a_row_is_the_same_among_any_number_of_rows(dtype, depth, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "native"),
+    [(jnp.bfloat16, False), (jnp.float32, False)]
+    + [(jnp.bfloat16, True)] * product.cpu_multiplies_bf16(),
+)
+def test_a_row_is_the_same_among_any_number_of_rows(dtype, native, depth, monkeypatch):
     """Bit by bit: else a prompt whose beginning is cached would be another one in 16 bits."""
-    monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(320, depth)), dtype)
     stack = jnp.asarray(rng.normal(size=(1, depth, 2 * LANES)), dtype)
