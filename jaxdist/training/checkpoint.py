@@ -80,7 +80,10 @@ class Checkpointer:
         self.wait()
         with self._reading(step):
             args = ocp.args.Composite(extra=ocp.args.JsonRestore())
-            return self._manager.restore(step, args=args)["extra"]
+            extra = self._manager.restore(step, args=args)["extra"]
+            if not isinstance(extra, dict):
+                raise ValueError("extra/metadata is not a JSON object")
+            return extra
 
     def check(self, step: int, abstract_state: Any) -> None:
         """Refuse a state that checkpoint `step` does not hold, by its names and shapes alone."""
@@ -131,7 +134,10 @@ class Checkpointer:
 
     def _check_shapes(self, step: int, targets: dict[str, Any]) -> None:
         with self._reading(step):
-            saved = self._manager.item_metadata(step)["state"].tree
+            metadata = self._manager.item_metadata(step)["state"]
+            if metadata is None:
+                raise ValueError("state/_METADATA is missing")
+            saved = metadata.tree
         what = f"checkpoint of step {step} in {self.directory}"
         for name, leaf in targets.items():
             if name not in saved:
@@ -160,6 +166,9 @@ class Checkpointer:
             raise
         except Exception as error:
             reason = _shortened(str(error)) or type(error).__name__
+            if isinstance(error, LookupError | AttributeError | TypeError):
+                # Words of orbax's code, met where a file says something that it never wrote.
+                reason = f"{type(error).__name__}: {reason}"
             said = "; ".join(filter(None, (reason, fix)))
             raise UsageError(f"checkpoint {what} in {self.directory}: {said}") from error
 

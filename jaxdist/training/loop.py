@@ -30,7 +30,7 @@ from jaxdist.training.metrics import MetricsLog, check_installed
 from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import plot_loss
 from jaxdist.training.progress import Progress
-from jaxdist.training.resume import differences, new_decay
+from jaxdist.training.resume import check_record, differences, new_decay
 from jaxdist.training.run_folder import alone_in, check_place, check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
@@ -77,6 +77,7 @@ class _Run:
         self.new_decay = ""
         if start is not None:
             saved = self.checkpoints.extra(start)
+            check_record(saved, self.checkpoints.directory / str(start))
             self._refuse_changes(saved)
             setup.check_saved(self.checkpoints, start)
             self.new_decay = new_decay(saved["config"], asdict(config))
@@ -104,7 +105,10 @@ class _Run:
             self.progress.say(f"nothing to do: {folder} is at step {self.step} already")
             self._plot()
             return 0
-        self.progress.say(f"training {self.setup.description}, into {folder}; compiling first")
+        since = f", from step {self.step} on" if self.start is not None else ""
+        self.progress.say(
+            f"training {self.setup.description}, into {folder}{since}; compiling first"
+        )
         if self.new_decay:
             self.progress.say(self.new_decay)
         self._prepare()
@@ -128,11 +132,14 @@ class _Run:
         return 0
 
     def _prepare(self) -> None:
-        """Compile the steps, make or restore the state, open the logs."""
+        """Make or restore the state, compile the steps, open the logs.
+
+        The state comes first: compiling takes minutes, after which nothing should be found damaged.
+        """
         config, setup = self.config, self.setup
+        self.state = self._first_state(self.start)
         self.train_step = setup.compile_train_step()
         self.eval_step = setup.compile_eval_step() if self.validation else None
-        self.state = self._first_state(self.start)
         self.flops = flops_per_token(config.model, config.train.sequence_length)
         self.peak = peak_flops(setup.mesh.devices.size, setup.policy.compute_dtype)
         if self.first_process:

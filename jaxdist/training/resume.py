@@ -1,10 +1,13 @@
-"""Which settings a run may change when it resumes, and which would make it another run."""
+"""What a checkpoint tells of its run, and which settings a run may change when it resumes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from jaxdist.config import UsageError
 
 # Sections or fields that define what is learned, and from which stream of tokens. The rest (mesh,
 # ZeRO, schedule, steps, learning rate, evaluation, logs ...) is the run's to change.
@@ -17,8 +20,33 @@ _FIXED = (
     "optimizer.name",
 )
 # A preset is a nickname for fields that are compared themselves; a cache holds nothing new; a
-# tokenizer may have moved, and what it does is part of the data's fingerprint.
-_FREE = ("model.preset", "data.cache_dir", "data.tokenizer")
+# tokenizer may have moved, and what it does is part of the data's fingerprint; what is validated on
+# trains nothing, and what it leaves to train on is compared by itself.
+_FREE = (
+    "model.preset",
+    "data.cache_dir",
+    "data.tokenizer",
+    "data.validation_fraction",
+    "data.validation_sources",
+)
+# What the loop saves beside the arrays, and of which type.
+_RECORD = {"config": Mapping, "data": str, "tokens": int}
+
+
+def check_record(record: Mapping[str, Any], checkpoint: Path) -> None:
+    """Refuse a checkpoint whose JSON `record` is not one of a training run's, naming what is wrong.
+
+    `checkpoint` is its folder.
+    """
+    wrong = [name for name, kind in _RECORD.items() if not isinstance(record.get(name), kind)]
+    if not wrong and not isinstance(record["config"].get("train"), Mapping):
+        wrong = ["config"]
+    if wrong:
+        raise UsageError(
+            f"the checkpoint {checkpoint} has no usable {', '.join(wrong)} in extra/metadata, so "
+            "it cannot be told which run it belongs to: remove it to go on from the one before, "
+            "or choose another --output-dir"
+        )
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -28,11 +56,13 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
     does not know, being older, counts as unchanged.
     """
     before, now = _fields(saved), _fields(current)
-    return [
-        f"{name}: {before[name]} saved, {now[name]} asked"
-        for name in before
-        if name in now and _is_fixed(name) and before[name] != now[name]
+    changed = [
+        name for name in before if name in now and _is_fixed(name) and before[name] != now[name]
     ]
+    if _held_back(before) != _held_back(now):
+        with_sources = ("data.validation_sources", "data.validation_fraction")
+        changed += [name for name in with_sources if before.get(name) != now.get(name)]
+    return [f"{name}: {before.get(name)} saved, {now.get(name)} asked" for name in changed]
 
 
 def new_decay(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -40,7 +70,7 @@ def new_decay(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
 
     Both are configs as in `differences`.
     """
-    before, now = saved["train"]["steps"], current["train"]["steps"]
+    before, now = saved["train"].get("steps"), current["train"]["steps"]
     optimizer = current["optimizer"]
     counts = optimizer["schedule"] != "constant" or optimizer["warmup_steps"] is None
     if before == now or not counts:
@@ -60,6 +90,12 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[section] = value
     return flat
+
+
+def _held_back(fields: Mapping[str, Any]) -> float:
+    """Part of `data.sources` that is kept from training: none where others are validated on."""
+    sources = fields.get("data.validation_sources")
+    return 0.0 if sources else fields.get("data.validation_fraction", 0.0)
 
 
 def _is_fixed(name: str) -> bool:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,100 @@ def test_a_state_that_is_not_in_the_checkpoint_is_refused_before_compiling(
     monkeypatch.delattr(Setup, "compile_train_step")
     with pytest.raises(UsageError, match="step 6 .* holds no .*other settings"):
         train(whole, "--train.steps", "9", *flags, mesh=SMALL)
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def half_zeroed(content: bytes) -> bytes:
+    return bytes(len(content) // 2) + content[len(content) // 2 :]
+
+
+@pytest.mark.parametrize(
+    ("part", "spoil"),
+    [
+        ("state/ocdbt.process_0/d", None),
+        ("state/ocdbt.process_0/d", half),
+        ("state/ocdbt.process_0/d", half_zeroed),
+        ("state/d", half),
+        ("state/manifest.ocdbt", half_zeroed),
+        ("state/_METADATA", None),
+        ("state/_METADATA", half),
+        ("extra/metadata", None),
+        ("extra/metadata", half),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_before_compiling(
+    whole, tmp_path, monkeypatch, part, spoil
+):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    longer = ["--train.steps", "9"]
+    with pytest.raises(AttributeError, match="compile_train_step"):  # as long as it is whole
+        train(run_dir, *longer, mesh=SMALL)
+    files = run_dir / "checkpoints" / "6" / part
+    if files.is_dir():  # the largest holds the arrays
+        files = max(files.iterdir(), key=lambda file: file.stat().st_size)
+    content = files.read_bytes()
+    files.unlink()
+    if spoil is not None:
+        files.write_bytes(spoil(content))
+    with pytest.raises(UsageError, match=rf"step 6 could not be read.* remove {run_dir}.*/6 to go"):
+        train(run_dir, *longer, mesh=SMALL)
+    shutil.rmtree(run_dir / "checkpoints" / "6")
+    with pytest.raises(AttributeError, match="compile_train_step"):
+        train(run_dir, *longer, mesh=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, None) for name in ("config", "data", "tokens")),
+        ("config", {}),
+        ("config", [1]),
+        ("data", 3),
+        ("tokens", "many"),
+    ],
+)
+def test_a_checkpoint_that_lacks_its_record_is_one_line(whole, tmp_path, name, value, monkeypatch):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "checkpoints" / "6" / "extra" / "metadata"
+    record = json.loads(file.read_text())
+    del record[name]
+    file.write_text(json.dumps(record if value is None else {**record, name: value}))
+    with pytest.raises(UsageError, match=rf"checkpoints/6 has no usable {name} in .*remove it"):
+        train(tmp_path / "run", "--train.steps", "9", mesh=SMALL)
+
+
+def test_a_record_that_is_no_object_is_one_line(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "6" / "extra" / "metadata").write_text("[1]")
+    with pytest.raises(UsageError, match="step 6 could not be read.*not a JSON object"):
+        train(tmp_path / "run", "--train.steps", "9", mesh=SMALL)
+
+
+def test_other_text_to_validate_on_is_taken(tmp_path):
+    for name in ("train", "a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} " * 400)
+    run_dir = tmp_path / "run"
+    flags = ["--data.sources", str(tmp_path / "train.txt"), "--eval.every", "2"]
+    flags += ["--data.cache_dir", str(tmp_path / "cache")]
+    on = {name: ["--data.validation_sources", str(tmp_path / f"{name}.txt")] for name in ("a", "b")}
+    assert train(run_dir, *flags, *on["a"], "--train.stop_after", "2", mesh=SMALL) == 0
+    assert train(run_dir, *flags, *on["b"], "--train.stop_after", "4", mesh=SMALL) == 0
+    assert rows(run_dir)[2]["val_loss"] != rows(run_dir)[4]["val_loss"]
+    with pytest.raises(UsageError, match="data.validation_sources: .*b.txt.* saved, .* asked"):
+        # Without them a part of the text is held back: the run would train on less.
+        train(run_dir, *flags, mesh=SMALL)
+    assert (
+        train(
+            run_dir, *flags, "--data.validation_fraction", "0", "--eval.every", "null", mesh=SMALL
+        )
+        == 0
+    )
 
 
 def test_a_second_trainer_is_refused(whole, monkeypatch):

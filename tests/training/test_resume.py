@@ -50,11 +50,32 @@ def test_another_seed_is_shown():
         ("train", "stop_after", 5),
         ("optimizer", "learning_rate", 0.1),
         ("data", "cache_dir", "/elsewhere"),
+        ("data", "tokenizer", "/elsewhere/tokenizer.json"),
         ("model", "preset", "tiny"),
     ],
 )
 def test_what_a_run_may_change(section, field, value):
     assert differences(SAVED, {**changed(section, field, value), "mesh": "1x1x1"}) == []
+
+
+def test_text_to_validate_on_may_change_but_not_what_is_left_to_train_on():
+    def on(*sources: str, fraction: float = 0.05) -> dict:
+        data = DataConfig(
+            sources=("a.txt",), validation_sources=sources, validation_fraction=fraction
+        )
+        return {**SAVED, "data": dataclasses.asdict(data)}
+
+    assert differences(on("b.txt"), on("c.txt")) == []
+    assert differences(on("b.txt"), on("b.txt", fraction=0.3)) == []
+    assert differences(on("b.txt"), on(fraction=0)) == []
+    assert differences(on(fraction=0), on("b.txt", fraction=0)) == []
+    assert differences(on(), on("b.txt")) == [
+        "data.validation_sources: [] saved, ['b.txt'] asked",
+    ]
+    assert differences(on("b.txt"), on()) == ["data.validation_sources: ['b.txt'] saved, [] asked"]
+    assert differences(on(), on(fraction=0.3)) == [
+        "data.validation_fraction: 0.05 saved, 0.3 asked",
+    ]
 
 
 def test_a_field_that_the_saved_config_does_not_know_counts_as_unchanged():
