@@ -269,11 +269,12 @@ class Engine:
             child.end("stop")
             self._finish(group, child)
             return True
-        token_ids = child.take(result.token_ids, result.logprobs)
-        if request.guide is not None and child.finish_reason is None:
-            request.guide.advance(token_ids)
-            if request.guide.is_finished:
-                child.end("stop")
+        token_ids: Sequence[int] = result.token_ids
+        if request.guide is not None:
+            token_ids = token_ids[: request.guide.advance(token_ids)]
+        token_ids = child.take(token_ids, result.logprobs)
+        if child.finish_reason is None and request.guide is not None and request.guide.is_finished:
+            child.end("stop")
         self.scheduler.settle(request, row, token_ids)
         counters, metrics = self.counters, group.metrics
         counters.generation_tokens += len(token_ids)

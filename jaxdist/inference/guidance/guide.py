@@ -87,10 +87,19 @@ class Guide:
         """Whether the grammar allows nothing but the end."""
         return self._matcher is not None and self._matcher.is_finished
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were sampled."""
-        if self._matcher is not None:
-            self._matcher.advance(token_ids)
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """These tokens were sampled: how many of them belong to the text.
+
+        The end that is sampled after a guess which completes the text does not: without guesses
+        nothing would have been sampled there.
+        """
+        if self._matcher is None:
+            return len(token_ids)
+        for count, token in enumerate(token_ids):
+            if self._matcher.is_finished:
+                return count
+            self._matcher.advance([token])
+        return len(token_ids)
 
     def shape(
         self, tokens: Sequence[int], num_prompt: int, most: int

@@ -53,6 +53,8 @@ def test_structured_texts_conform_beside_free_ones_and_do_not_hold_them_up(draft
     pytest.importorskip("llguidance")
     ahead, steps = write(drafts, eos_ids, run_ahead=True)
     assert ahead == write(drafts, eos_ids, run_ahead=False)[0]
+    # Nor does a guess that completes a text count the end after it, which is not sampled else.
+    assert ahead == write(0, eos_ids, run_ahead=False)[0]
     # Each step but the first was launched before the results of the last; guesses need those.
     assert steps.num_ahead == (0 if drafts else steps.num_steps - 1)
 

@@ -198,10 +198,7 @@ def write(tokenizer, together: bool, **options) -> tuple[dict[str, list], Engine
         last |= {output.request_id: output for output in engine.step()}
         engine.check_integrity()
     told = {
-        name: [
-            ([i for i in one.token_ids if i != tokenizer.eos_id], one.text, one.finish_reason)
-            for one in output.outputs  # after a guess that completes it stands the end
-        ]
+        name: [(list(one.token_ids), one.text, one.finish_reason) for one in output.outputs]
         for name, output in last.items()
     }
     return told, engine
