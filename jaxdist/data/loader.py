@@ -20,12 +20,13 @@ from jaxdist.config.errors import UsageError
 from jaxdist.data.cache import cache_root
 from jaxdist.data.order import Order
 from jaxdist.data.packing import Batch, RowTable, hold_back, row_table, write_row
-from jaxdist.data.sources import resolve
+from jaxdist.data.sources import SOURCES, resolve
 from jaxdist.data.synthetic import SyntheticRows
 from jaxdist.data.tokenized import TokenizedSource, tokenized
 from jaxdist.data.tokenizer import Tokenizer, check_fits, load_tokenizer
 
 Split = Literal["train", "validation"]
+Entries = Sequence[str | Mapping[str, Any]]
 # Evaluations read the same rows whatever a run's seed is, so that their losses compare.
 VALIDATION_SEED = 0
 
@@ -121,7 +122,7 @@ def make_loader(config: RunConfig, split: Split = "train") -> Loader:
     data, length = config.data, config.train.sequence_length
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r} is neither train nor validation")
-    sources, held = _entries(data, split)
+    option, sources, held = _entries(data, split)
     side = int(split == "validation")
     if SYNTHETIC in map(source_path, sources):
         vocab_size = config.model.vocab_size
@@ -134,7 +135,7 @@ def make_loader(config: RunConfig, split: Split = "train") -> Loader:
         weights = _weights(sources)
         rows = [
             TextRows(source, row_table(hold_back(source.offsets, held)[side], length, data.pack))
-            for source in _tokenized(sources, tokenizer, data.cache_dir)
+            for source in _tokenized(sources, tokenizer, data.cache_dir, option)
         ]
         _refuse_empty(rows, weights, split, data)
     told = [[one.fingerprint for one in rows], weights, made_of, split, held, length, data.pack]
@@ -150,28 +151,28 @@ def make_loader(config: RunConfig, split: Split = "train") -> Loader:
     )
 
 
-def _entries(data: DataConfig, split: Split) -> tuple[Sequence[str | Mapping[str, Any]], float]:
-    """(sources, part of them that is held back from training) of a split."""
+def _entries(data: DataConfig, split: Split) -> tuple[str, Entries, float]:
+    """(option that names them, sources, part of them that is held back) of a split."""
     if not data.validation_sources:
-        return data.sources, data.validation_fraction
+        return SOURCES, data.sources, float(data.validation_fraction)
     # Sources of their own are validation as a whole, and nothing is held back from the others.
-    return (data.validation_sources, 1.0) if split == "validation" else (data.sources, 0.0)
+    if split == "validation":
+        return "data.validation_sources", data.validation_sources, 1.0
+    return SOURCES, data.sources, 0.0
 
 
 def _tokenized(
-    entries: Sequence[str | Mapping[str, Any]], tokenizer: Tokenizer, cache_dir: str | None
+    entries: Entries, tokenizer: Tokenizer, cache_dir: str | None, option: str
 ) -> Iterator[TokenizedSource]:
     root = cache_root(cache_dir)
     for entry in entries:
-        yield tokenized(resolve(entry), tokenizer, root)
+        yield tokenized(resolve(entry, option), tokenizer, root)
 
 
-def _weights(entries: Sequence[str | Mapping[str, Any]]) -> list[float] | None:
+def _weights(entries: Entries) -> list[float] | None:
     """The mixture's weights; None where no source has one: all rows are then one epoch."""
-    weights = [
-        entry["weight"] for entry in entries if not isinstance(entry, str) and entry.get("weight")
-    ]
-    return weights or None
+    mappings = [entry for entry in entries if not isinstance(entry, str)]
+    return [float(entry["weight"]) for entry in mappings if entry.get("weight")] or None
 
 
 def _refuse_empty(rows: Sequence[Rows], weights: Any, split: Split, data: DataConfig) -> None:

@@ -121,9 +121,7 @@ def _parquet_parts(file: Path, field: str) -> Iterator[Part]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UsageError(
-            f"data.sources: {file} needs the package pyarrow: pip install pyarrow"
-        ) from error
+        raise UsageError(f"{file} needs the package pyarrow: pip install pyarrow") from error
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
@@ -157,5 +155,5 @@ def no_field(where: str, field: str, fields: Sequence[str]) -> str:
     listed = ", ".join(map(str, list(fields)[:10])) or "none"
     return (
         f"{where} has no field {field!r}; its fields are {listed}: "
-        "name one with `field` in data.sources"
+        "name one with the source's option `field`"
     )

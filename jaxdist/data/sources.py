@@ -18,6 +18,7 @@ from typing import Any
 from jaxdist.config.errors import UsageError
 from jaxdist.data.readers import SUFFIXES, Part, is_text, no_field, read_file, text_of
 
+SOURCES = "data.sources"  # the option that names them, where no other does
 EMBEDDED, HUGGING_FACE = "embedded", "hf:"
 EMBEDDED_FOLDER = Path(__file__).with_name("embedded")
 # Option of an entry -> what reads it.
@@ -34,10 +35,12 @@ class Source(ABC):
 
     Attributes:
         name: What the user wrote, for messages.
+        option: Where the user wrote it, such as "data.sources", for messages.
         identity: Changes when the documents do.
     """
 
     name: str
+    option: str = SOURCES
     identity: str
 
     @abstractmethod
@@ -59,6 +62,7 @@ class FileSource(Source):
     files: tuple[Path, ...]
     field: str = "text"
     separator: str | None = None
+    option: str = SOURCES
 
     @property
     def identity(self) -> str:  # type: ignore[override]
@@ -88,6 +92,7 @@ class HuggingFaceSource(Source):
     subset: str | None = None
     split: str = "train"
     field: str = "text"
+    option: str = SOURCES
 
     @property
     def identity(self) -> str:  # type: ignore[override]
@@ -104,7 +109,7 @@ class HuggingFaceSource(Source):
             from datasets.exceptions import DatasetsError
         except ImportError as error:
             raise UsageError(
-                f"data.sources: {self.name} needs the package datasets: pip install datasets"
+                f"{self.option}: {self.name} needs the package datasets: pip install datasets"
             ) from error
         folder = Path(os.path.expanduser(self.name))
         try:
@@ -116,85 +121,97 @@ class HuggingFaceSource(Source):
         except (LookupError, ValueError, OSError, DatasetsError) as error:
             part = f"split {self.split}" + (f" of subset {self.subset}" if self.subset else "")
             raise UsageError(
-                f"data.sources: cannot load {part} of the dataset {self.name}: {error}"
+                f"{self.option}: cannot load {part} of the dataset {self.name}: {error}"
             ) from error
         if self.field not in loaded.column_names:
             raise UsageError(no_field(self.name, self.field, loaded.column_names))
         return loaded
 
 
-def resolve(entry: str | Mapping[str, Any]) -> Source:
+def resolve(entry: str | Mapping[str, Any], option: str = SOURCES) -> Source:
     """The source that an entry of `data.sources` names; `synthetic` is no text and not known here.
 
     Raises UsageError where there is nothing to read, with the path, and for an option that nothing
-    there reads.
+    there reads. The error begins with `option`, where the entry was written.
     """
     options = {"path": entry} if isinstance(entry, str) else dict(entry)
     path, field = options["path"], options.get("field") or "text"
     place = Path(os.path.expanduser(path))
     if path.startswith(HUGGING_FACE) or _is_saved_dataset(place):
-        _refuse_unread(path, options, {"field", "subset", "split"})
+        _refuse_unread(path, options, {"field", "subset", "split"}, option)
         return HuggingFaceSource(
             name=path.removeprefix(HUGGING_FACE),
             subset=options.get("subset"),
             split=options.get("split") or "train",
             field=field,
+            option=option,
         )
     if path == EMBEDDED:
         files = tuple(sorted(EMBEDDED_FOLDER.glob("*.txt")))
     else:
-        files = _files(path, place)
-    _refuse_unread(path, options, {"separator" if is_text(file) else "field" for file in files})
-    return FileSource(name=path, files=files, field=field, separator=options.get("separator"))
+        files = _files(path, place, option)
+    read = {"separator" if is_text(file) else "field" for file in files}
+    _refuse_unread(path, options, read, option)
+    separator = options.get("separator")
+    return FileSource(name=path, files=files, field=field, separator=separator, option=option)
 
 
-def _refuse_unread(path: str, options: Mapping[str, Any], read: set[str]) -> None:
+def _refuse_unread(path: str, options: Mapping[str, Any], read: set[str], option: str) -> None:
     for name, by in READ_BY.items():
         if options.get(name) is not None and name not in read:
             raise UsageError(
-                f"data.sources: {path} is given {name}={options[name]!r}, which only {by} have; "
+                f"{option}: {path} is given {name}={options[name]!r}, which only {by} have; "
                 "leave it out"
             )
 
 
-def _files(path: str, place: Path) -> tuple[Path, ...]:
-    if place.is_file():
-        files = [place]
-        if not place.name.endswith(SUFFIXES):
-            raise UsageError(
-                f"data.sources: {path} is of no known kind; it must end in {', '.join(SUFFIXES)}"
-            )
-    elif place.is_dir():
-        files = [
-            file
-            for file in sorted(place.rglob("*"))
-            if file.is_file() and file.name.endswith(SUFFIXES)
-        ]
-        if not files:
-            raise UsageError(
-                f"data.sources: the folder {path} holds no file that ends in {', '.join(SUFFIXES)}"
-            )
+def _files(path: str, place: Path, option: str) -> tuple[Path, ...]:
+    suffixes = ", ".join(SUFFIXES)
+    if place.is_dir():
+        files = [file for file in sorted(place.rglob("*")) if _is_named_as_text(file)]
+        files = [file for file in files if not file.is_dir()]
+        nothing = f"the folder {path} holds no file that ends in {suffixes}"
+    elif os.path.lexists(place):
+        _refuse_no_file(place, path, option)
+        files = [place] if _is_named_as_text(place) else []
+        nothing = f"{path} is of no known kind; it must end in {suffixes}"
     elif glob.has_magic(path):
-        found = (Path(file) for file in sorted(glob.glob(str(place), recursive=True)))
-        files = [file for file in found if file.is_file() and file.name.endswith(SUFFIXES)]
-        if not files:
-            raise UsageError(
-                f"data.sources: nothing that ends in {', '.join(SUFFIXES)} matches {path}"
-            )
-    elif place.exists():
-        raise UsageError(
-            f"data.sources: {path} is a pipe or a device, which can be read only "
-            "once; write its text to a file and name that"
-        )
+        found = [Path(file) for file in sorted(glob.glob(str(place), recursive=True))]
+        for file in found:
+            if not file.is_dir():
+                _refuse_no_file(file, path, option)
+        files = [file for file in found if _is_named_as_text(file)]
+        nothing = f"nothing that ends in {suffixes} matches {path}"
     else:
         raise UsageError(
-            f"data.sources: no file or folder {path}; a Hugging Face dataset is written "
+            f"{option}: no file or folder {path}; a Hugging Face dataset is written "
             f"{HUGGING_FACE}NAME, the text inside the package {EMBEDDED}"
         )
+    if not files:
+        raise UsageError(f"{option}: {nothing}")
     for file in files:
-        with open(file, "rb"):  # unreadable ones are refused now, with their path
+        _refuse_no_file(file, path, option)
+        with open(file, "rb"):  # an unreadable one is refused now, with its path
             pass
     return tuple(files)
+
+
+def _is_named_as_text(file: Path) -> bool:
+    return file.name.endswith(SUFFIXES)
+
+
+def _refuse_no_file(file: Path, path: str, option: str) -> None:
+    """Refuse what is no file, without opening it: a pipe would block until somebody writes."""
+    which = path if str(file) == os.path.expanduser(path) else f"{file}, which {path} takes in,"
+    if file.is_dir():
+        raise UsageError(f"{option}: {which} is a folder; name the files in it, {file}/*")
+    if not file.exists():
+        raise UsageError(f"{option}: {which} is a link to nothing; mend or remove it")
+    if not file.is_file():
+        raise UsageError(
+            f"{option}: {which} is a pipe or a device, which can be read only once; write its text "
+            "to a file and name that"
+        )
 
 
 def _is_saved_dataset(folder: Path) -> bool:

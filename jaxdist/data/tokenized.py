@@ -58,7 +58,9 @@ def tokenized(source: Source, tokenizer: Tokenizer, root: Path) -> TokenizedSour
     def build(temporary: Path) -> None:
         _write(source, tokenizer, temporary)
         if source.identity != identity:
-            raise UsageError(f"data.sources: {source.name} changed while it was read; start again")
+            raise UsageError(
+                f"{source.option}: {source.name} changed while it was read; start again"
+            )
 
     named = json.dumps([FORMAT, identity, tokenizer.fingerprint])
     folder = build_once(root / f"tokens-{hashlib.sha256(named.encode()).hexdigest()[:32]}", build)
@@ -98,7 +100,7 @@ def _write(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
                 rate = f"{total:,} tokens, {total / (spoke - began):,.0f} a second"
                 print(f"jaxdist: tokenizing {source.name}: {rate}", file=sys.stderr, flush=True)
     if total == 0:
-        raise UsageError(f"data.sources: {source.name} holds no text")
+        raise UsageError(f"{source.option}: {source.name} holds no text; leave it out")
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(np.frombuffer(lengths, np.int64), out=offsets[1:])
     digest.update(offsets.tobytes())

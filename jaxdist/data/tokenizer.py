@@ -174,6 +174,12 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
     path = Path(os.path.expanduser(name_or_path))
     if path.is_dir():
         path = _file_in(path)
+    if path.exists() and not path.is_file():
+        # Not opened: one that nobody writes to would block.
+        raise UsageError(
+            f"data.tokenizer: {path} is a pipe, a socket or a device, which can be read only once; "
+            "name a file"
+        )
     if not path.is_file():
         raise UsageError(
             f"data.tokenizer: no file or folder {name_or_path}; give {BYTES}, a tokenizer.json, "

@@ -201,6 +201,29 @@ def test_refused(changes: dict[str, Any], split: Any, said: str):
         make_loader(config(**changes), split)
 
 
+def test_what_is_wrong_with_validation_sources_names_them(tmp_path: Path):
+    (tmp_path / "empty.txt").write_text("")
+    for entry, said in (
+        ("nothing.txt", "data.validation_sources: no file or folder"),
+        ("*.json", "data.validation_sources: nothing that ends in"),
+        ("empty.txt", "data.validation_sources: .*empty.txt holds no text"),
+    ):
+        given = config(sources=[text_file(tmp_path)], validation_sources=[str(tmp_path / entry)])
+        make_loader(given)
+        with pytest.raises(UsageError, match=said):
+            make_loader(given, "validation")
+
+
+def test_numbers_written_otherwise_are_the_same_data(tmp_path: Path):
+    a, b = text_file(tmp_path), text_file(tmp_path, "b.jsonl")
+
+    def fingerprint(one: Any, none: Any) -> str:
+        mixture = [{"path": a, "weight": one}, {"path": b, "weight": one}]
+        return make_loader(config(sources=mixture, validation_fraction=none)).fingerprint
+
+    assert fingerprint(1, 0) == fingerprint(1.0, 0.0)
+
+
 def test_too_little_text_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
     sources = [str(tmp_path / "a.txt")]

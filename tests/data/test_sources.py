@@ -96,6 +96,54 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path):
         resolve(str(tmp_path / "a.txt"))
 
 
+@pytest.mark.parametrize("entry", ["", "*", "*.txt", "**/*.txt", "a.*"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_no_file_among_others_is_named(entry: str, alone: bool, tmp_path: Path):
+    os.mkfifo(tmp_path / "a.txt")
+    if not alone:
+        (tmp_path / "b.txt").write_text("x")
+        (tmp_path / "c.txt").write_text("x")
+    with pytest.raises(UsageError, match="a.txt, which .* takes in, is a pipe or a device"):
+        resolve(str(tmp_path / entry))
+
+
+def test_links_and_folders_that_are_named_as_files(tmp_path: Path):
+    (tmp_path / "b.txt").write_text("x")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
+    for entry in ("a.txt", "*.txt", ""):
+        with pytest.raises(UsageError, match="a.txt.* is a link to nothing"):
+            resolve(str(tmp_path / entry))
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "a.txt").symlink_to(tmp_path / "b.txt")
+    assert files(str(tmp_path / "*.txt")) == ["a.txt", "b.txt"]
+    (tmp_path / "d.txt").mkdir()
+    (tmp_path / "d.txt" / "e.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"d.txt, which .* is a folder; .*d.txt/\*"):
+        resolve(str(tmp_path / "*.txt"))
+    assert files(str(tmp_path)) == ["a.txt", "b.txt", "e.txt"]
+
+
+def test_a_pipe_that_is_named_otherwise_is_refused_by_a_glob_alone(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.txt").write_text("x")
+    assert files(str(tmp_path)) == files(str(tmp_path / "*.txt")) == ["a.txt"]
+    with pytest.raises(UsageError, match="pipe, which .* is a pipe"):
+        resolve(str(tmp_path / "*"))
+
+
+def test_errors_name_the_option_that_named_the_source(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("x")
+    for entry in (
+        str(tmp_path / "nothing.txt"),
+        str(tmp_path / "*.json"),
+        {"path": str(tmp_path / "a.txt"), "field": "text"},
+    ):
+        with pytest.raises(UsageError, match="^data.sources: "):
+            resolve(entry)
+        with pytest.raises(UsageError, match="^data.validation_sources: "):
+            resolve(entry, "data.validation_sources")
+
+
 def test_a_home_of_nobody_is_refused():
     with pytest.raises(UsageError, match="no file or folder ~nobody-of-this-name"):
         resolve("~nobody-of-this-name/a.txt")

@@ -1,6 +1,7 @@
 """Round trips, documents that spell special tokens, and files that are refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -161,3 +162,19 @@ def test_a_text_beyond_the_vocabulary_is_refused(tmp_path: Path):
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="holds none of tokenizer.json"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["pipe", "tokenizer.json", "tokenizer.model", "a.gguf"])
+@pytest.mark.parametrize("by_folder", [True, False])
+def test_a_pipe_is_refused_without_waiting_for_its_writer(
+    name: str, by_folder: bool, tmp_path: Path
+):
+    os.mkfifo(tmp_path / name)
+    said = "holds none of" if by_folder and name == "pipe" else f"{name} is a pipe, a socket"
+    with pytest.raises(UsageError, match=said):
+        load_tokenizer(str(tmp_path if by_folder else tmp_path / name))
+
+
+def test_a_device_is_refused():
+    with pytest.raises(UsageError, match="/dev/zero is a pipe, a socket or a device"):
+        load_tokenizer("/dev/zero")
