@@ -6,6 +6,7 @@ experts, F features of an expert, L layers.
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from flax import nnx
 from jaxdist.config import ModelConfig
 from jaxdist.models.layers import Context, Initializer
 from jaxdist.models.mlp import GATED, MLP
-from jaxdist.ops.product import product
+from jaxdist.ops.dot import dot
 
 
 class Router(nnx.Module):
@@ -30,7 +31,8 @@ class Router(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits [B, T, E], and each token's experts and their weights, [B, T, K]."""
-        logits_BTE = product(x_BTD, self.weight[...], ((2,), (0,)), compute_dtype=jnp.float32)
+        # Kept for the backward pass as they come, not in fp32.
+        logits_BTE: Any = dot(x_BTD, self.weight[...], jnp.float32)
         # Whole, where x is sharded over its sequence: choosing from them would gather them often.
         logits_BTE = ctx.constrain(logits_BTE, ("batch", "length", "router"))
         scores_BTE = _scores(self.config, logits_BTE)

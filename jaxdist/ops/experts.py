@@ -11,6 +11,7 @@ takes, P padded rows in blocks of Q.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,20 @@ from jaxdist.ops.product import platform, product
 
 BLOCK = 64  # rows
 Weights = tuple[Array, Array, Array]  # gate [E, D, F], up [E, D, F], down [E, F, D]
+
+
+def _dims(contract: tuple[tuple[int], tuple[int]], groups: list[int]) -> Any:
+    return lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(contract, ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=groups,
+    )
+
+
+# Rows in groups, [P, .]: times weights [E, D, F], which gives [P, F]; the same going back, which
+# gives [P, D]; and rows times rows of the same group, which gives [E, D, F].
+_OUT, _OF_ROWS = _dims(((1,), (1,)), [0]), _dims(((1,), (2,)), [0])
+_OF_WEIGHTS = _dims(((0,), (0,)), [])
 
 
 def routed_experts(
@@ -49,8 +64,28 @@ def routed_experts(
     times = partial(grouped or grouped_dot, groups=groups, block=block, compute_dtype=compute_dtype)
     x_PD = x_ND.astype(compute_dtype).at[row_P].get(mode="fill", fill_value=0)
     y_PD = times(activation(times(x_PD, gate_EDF), times(x_PD, up_EDF)), down_EFD)
-    y_NKD = y_PD.at[place_NK].get(mode="fill", fill_value=0).astype(jnp.float32)
-    return (y_NKD * shares_NK[..., None]).sum(axis=1).reshape(x_BTD.shape)
+    y_NKD = y_PD.at[place_NK].get(mode="fill", fill_value=0)
+    return _weighted_sum(y_NKD, shares_NK).reshape(x_BTD.shape)
+
+
+@jax.custom_vjp
+def _weighted_sum(y_NKD: Array, shares_NK: Array) -> Array:
+    """Sum over K of share * y, [N, D] fp32. The backward pass keeps y as it is, not in fp32."""
+    return (y_NKD.astype(jnp.float32) * shares_NK[..., None]).sum(axis=1)
+
+
+def _weighted_forward(y_NKD: Array, shares_NK: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _weighted_sum(y_NKD, shares_NK), (y_NKD, shares_NK)
+
+
+def _weighted_backward(kept: tuple[Array, Array], dout_ND: Array) -> tuple[Array, Array]:
+    y_NKD, shares_NK = kept
+    dout_N1D = dout_ND[:, None]
+    dshares_NK = (dout_N1D * y_NKD.astype(jnp.float32)).sum(axis=-1)
+    return (dout_N1D * shares_NK[..., None]).astype(y_NKD.dtype), dshares_NK
+
+
+_weighted_sum.defvjp(_weighted_forward, _weighted_backward)
 
 
 def _groups(expert_NK: Array, num_experts: int, block: int) -> tuple[Array, Array, Array]:
@@ -86,13 +121,41 @@ def grouped_dot(
     `groups` [E] are the groups' sizes, multiples of `block`; rows after them become zeros.
     """
     if block == 1:
-        w_EDF = w_EDF.astype(compute_dtype)
-        precision = lax.Precision.HIGHEST if w_EDF.dtype == jnp.float32 else None
-        out_PF = lax.ragged_dot(
-            x_PD, w_EDF, groups, precision=precision, preferred_element_type=jnp.float32
-        )
-        return out_PF.astype(compute_dtype)
+        return _ragged_dot(x_PD, w_EDF, groups, compute_dtype)
     return _looped_dot(x_PD, w_EDF, groups, block, compute_dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _ragged_dot(x_PD: Array, w_EDF: Array, groups_E: Array, compute_dtype: DTypeLike) -> Array:
+    """Like `ops.dot`: no copy of the weights is kept, their gradient stays as accumulated.
+
+    Autodiff would keep them in the compute dtype, widen the cotangent to fp32 for both products of
+    the backward pass, and round the weights' gradient.
+    """
+    return _ragged(_OUT, x_PD, w_EDF, groups_E, compute_dtype).astype(compute_dtype)
+
+
+def _ragged_forward(x_PD: Array, w_EDF: Array, groups_E: Array, compute_dtype: DTypeLike):
+    return _ragged_dot(x_PD, w_EDF, groups_E, compute_dtype), (x_PD, w_EDF, groups_E)
+
+
+def _ragged_backward(compute_dtype: DTypeLike, kept: tuple[Array, ...], dout_PF: Array):
+    x_PD, w_EDF, groups_E = kept
+    dx_PD = _ragged(_OF_ROWS, dout_PF, w_EDF, groups_E, compute_dtype)
+    dw_EDF = _ragged(_OF_WEIGHTS, x_PD, dout_PF, groups_E, compute_dtype)
+    return dx_PD.astype(x_PD.dtype), dw_EDF.astype(w_EDF.dtype), None
+
+
+_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
+
+
+def _ragged(dims: Any, a: Array, b: Array, groups_E: Array, compute_dtype: DTypeLike) -> Array:
+    """One of the three products, in `compute_dtype` with an fp32 result."""
+    a, b = a.astype(compute_dtype), b.astype(compute_dtype)
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return lax.ragged_dot_general(
+        a, b, groups_E, dims, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -14,7 +14,7 @@ from jaxdist.ops.attention import causal_attention
 from jaxdist.ops.dot import dot
 from jaxdist.ops.product import platform
 from jaxdist.parallel.attention import by_heads
-from jaxdist.parallel.experts import sharded_experts, whole_experts
+from jaxdist.parallel.experts import sharded_experts
 from jaxdist.parallel.products import contract, expand
 from jaxdist.parallel.sharding import Rules, only
 
@@ -67,7 +67,7 @@ def training_context(
         return attention(q_BTNH, k_BTKH, v_BTKH, *extra), cache
 
     if mesh.tp == 1:
-        products = {"dot": partial(dot, compute_dtype=compute_dtype), "experts": whole_experts}
+        products = {"dot": partial(dot, compute_dtype=compute_dtype)}
     else:
         products = _products(rules, compute_dtype)
     return Context(

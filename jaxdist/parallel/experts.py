@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jaxdist.ops.dot import dot
-from jaxdist.ops.experts import Weights, grouped_dot, routed_experts
+from jaxdist.ops.experts import Weights, routed_experts
 from jaxdist.parallel.collectives import sum_into, vary
 from jaxdist.parallel.products import pull_all, rounded_sum
 
@@ -89,7 +89,9 @@ def _backward(
     residual: P, activation: Activation, compute_dtype: DTypeLike, kept: Any, dout_BTD: Array
 ) -> tuple[Array, Weights, None, Array, Weights | None]:
     x_BTD, weights, chosen_BTK, shares_BTK, shared, hidden = kept
-    x_BTD, dout_BTD = (lax.with_sharding_constraint(a, _WHOLE) for a in (x_BTD, dout_BTD))
+
+    def whole(a_BTD: Array) -> Array:
+        return lax.with_sharding_constraint(a_BTD, _WHOLE)
 
     def own_experts(
         x_BTD: Array, weights: Weights, chosen_BTK: Array, shares_BTK: Array, dout_BTD: Array
@@ -137,11 +139,12 @@ def _backward(
         axis_names={"tp"},
         in_specs=(_WHOLE, _OWN, _WHOLE, _WHOLE, _WHOLE, specs, _FEATURES),
         out_specs=(residual, _OWN, _WHOLE, _FEATURES),
-    )(x_BTD, weights, chosen_BTK, shares_BTK, dout_BTD, shared, hidden)
+    )(whole(x_BTD), weights, chosen_BTK, shares_BTK, whole(dout_BTD), shared, hidden)
     if shared is None:
         return dx_BTD, dweights, None, dshares_BTK, None
 
-    # A region of its own, so that a schedule may make these gradients later (`split.py`).
+    # A region of its own, so that a schedule may make these gradients later (`split.py`), of what
+    # is kept or comes anyway: made whole once for both, it would have to wait as a copy.
     def own_weights(x_BTD: Array, dout_BTD: Array, shared: Any, hidden: Any, dhidden: Any) -> Any:
         x_BTD, dout_BTD = (vary(a, ("tp",)) for a in (x_BTD, dout_BTD))
         pairs = list(zip(shared[:2], dhidden, strict=True))
@@ -154,50 +157,11 @@ def _backward(
         axis_names={"tp"},
         in_specs=(_WHOLE, _WHOLE, specs, _FEATURES, _FEATURES),
         out_specs=specs,
-    )(x_BTD, dout_BTD, shared, hidden, dhidden)
+    )(whole(x_BTD), whole(dout_BTD), shared, hidden, dhidden)
     return dx_BTD, dweights, None, dshares_BTK, dshared
 
 
 sharded_experts.defvjp(_forward, _backward)
-
-
-def whole_experts(*arrays: Any, **how: Any) -> Array:
-    """`ops.experts.routed_experts` of one member, which keeps no copy of the weights.
-
-    In another dtype than the masters' they would lie in the rings, once for each microbatch.
-    """
-
-    def grouped(x_PD: Array, w_EDF: Array, *, groups: Array, block: int, compute_dtype: Any) -> Any:
-        return _dot_of_masters(x_PD, w_EDF, groups, block, compute_dtype)
-
-    return routed_experts(*arrays, grouped=grouped, **how)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _dot_of_masters(
-    x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
-) -> Array:
-    return grouped_dot(x_PD, w_EDF, groups=groups_E, block=block, compute_dtype=compute_dtype)
-
-
-def _dot_of_masters_forward(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
-    return _dot_of_masters(*arguments), arguments[:3]
-
-
-def _dot_of_masters_backward(
-    block: int, compute_dtype: DTypeLike, kept: tuple[Array, ...], dout_PF: Array
-) -> tuple[Array, Array, None]:
-    x_PD, w_EDF, groups_E = kept
-    # Linear in both: what the forward computes here is never used, and so never runs.
-    _, pull = jax.vjp(
-        lambda x, w: grouped_dot(x, w, groups=groups_E, block=block, compute_dtype=compute_dtype),
-        x_PD,
-        w_EDF,
-    )
-    return *pull(dout_PF), None
-
-
-_dot_of_masters.defvjp(_dot_of_masters_forward, _dot_of_masters_backward)
 
 
 def _own_experts(

@@ -4,6 +4,10 @@ The cut is made in the jaxpr of the whole backward, so it fits every layer: the 
 the cotangent of the layer's input (and the gradients of gains and biases, sums that cost nothing)
 depends on; the second is the rest, the products that give the gradients of matrices. What the
 second takes of the first are the taps, in the main the cotangent of each product's output.
+
+Gradients that the first half makes whatever is asked of it (those of experts whose rows a loop or
+a region takes both ways at once) come with it: as taps they would wait for nothing, one for each
+microbatch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +55,8 @@ def split_backward(
 ) -> Split:
     """Cut `backward`: (known, cotangents) -> (gradients, cotangent of x), traced on these arrays.
 
-    `known` is what the halves can both be given: residuals, parameters and inputs.
+    `known` is what the halves can both be given: residuals, parameters and inputs; `is_late` is
+    which gradients may come late.
     """
 
     def flat(known: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
@@ -62,6 +67,12 @@ def split_backward(
     jaxpr = closed.jaxpr
     known_vars, given = jaxpr.invars[: len(known)], jaxpr.invars[len(known) :]
     *gradients, dx = jaxpr.outvars
+    asked = [g for g, late in zip(gradients, is_late, strict=True) if not late]
+    anyway = {var for eqn in _needed(jaxpr, [dx, *asked], ()) for var in eqn.outvars}
+    casts = _casts(jaxpr)
+    is_late = [
+        late and _uncast(g, casts) not in anyway for g, late in zip(gradients, is_late, strict=True)
+    ]
     early_out = [g for g, late in zip(gradients, is_late, strict=True) if not late]
     late_out = [g for g, late in zip(gradients, is_late, strict=True) if late]
     first = _needed(jaxpr, [dx, *early_out], ())
@@ -89,6 +100,21 @@ def split_backward(
 
 def _flat(out: tuple[Sequence[Array], Array]) -> list[Array]:
     return [*out[0], out[1]]
+
+
+def _casts(jaxpr: Jaxpr) -> dict[Var, Any]:
+    """By what a change of dtype gives: what it is given."""
+    return {
+        eqn.outvars[0]: eqn.invars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "convert_element_type"
+    }
+
+
+def _uncast(value: Any, casts: dict[Var, Any]) -> Any:
+    while isinstance(value, Var) and value in casts:
+        value = casts[value]
+    return value
 
 
 def _needed(jaxpr: Jaxpr, outs: Iterable[Any], without: Sequence[JaxprEqn]) -> list[JaxprEqn]:

@@ -61,6 +61,44 @@ def test_equals_every_expert_on_every_token(platform, chosen, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_kept_are_neither_weights_nor_anything_wider_than_the_compute_dtype(platform, monkeypatch):
+    """In a pipeline it would lie in the rings, once for each microbatch in flight."""
+    monkeypatch.setattr(experts, "platform", lambda: platform)
+    half = jnp.bfloat16
+
+    def kept(x, weights, choices, shares):
+        layer = partial(experts.routed_experts, activation=swiglu, compute_dtype=half)
+        _, pull = jax.vjp(lambda x, w: layer(x, w, choices, shares), x.astype(half), weights)
+        given = {id(w) for w in weights}
+        return [a for a in jax.tree.leaves(pull) if id(a) not in given]
+
+    found = jax.eval_shape(kept, *arrays("at random"))
+    assert found and not any(a.ndim == 3 and a.shape[0] == EXPERTS for a in found), found
+    wide = [a for a in found if a.shape[-1] in (HIDDEN, FEATURES)]
+    assert wide and all(a.dtype == half for a in wide), found
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_gradients_of_weights_are_never_rounded(block):
+    rows, groups = 40, jnp.array([8, 0, 20, 8], jnp.int32)  # the last four belong to none
+    keys = jax.random.split(jax.random.key(1), 3)
+    x, dout = (
+        jax.random.normal(k, (rows, n), jnp.bfloat16)
+        for k, n in zip(keys, (HIDDEN, FEATURES), strict=False)
+    )
+    w = jax.random.normal(keys[2], (4, HIDDEN, FEATURES))
+    times = partial(experts.grouped_dot, groups=groups, block=block, compute_dtype=jnp.bfloat16)
+    dx, dw = jax.vjp(times, x, w)[1](dout)
+    assert (dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32)
+    ends = np.cumsum(groups)
+    exact = [
+        np.float64(x[end - size : end]).T @ np.float64(dout[end - size : end])
+        for end, size in zip(ends, np.asarray(groups), strict=True)
+    ]
+    np.testing.assert_allclose(dw, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
 def test_parts_of_the_experts_add_up():
     x, weights, choices, shares = arrays("at random")
     parts = [

@@ -38,6 +38,7 @@ CASES = [
     ("mixtral", "1x1x2", dict(sequence_parallel=True)),
     ("mixtral", "2x1x1", dict(zero=3)),
     ("gpt2", "1x2x2", dict(zero=2)),
+    ("deepseek", "1x2x2", dict(zero=2, schedule="zb", remat="dots")),
 ]
 
 
