@@ -1,16 +1,16 @@
 """What one layer saves for its backward pass, and needs while it runs, in bytes of one device.
 
-Shapes: B rows of a microbatch, T tokens, D hidden size, N query heads, K key/value heads, H head
-dim, F intermediate size; what tp shards is divided by it.
+Shapes: B rows of a microbatch, T tokens, D hidden size, F intermediate size; what tp shards is
+divided by it.
 """
 
 from dataclasses import dataclass
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.compute import SAVED_ACTIVATIONS
+from jaxdist.planner.attended import FP32, Attended, kept_by_norm, normed_again
 from jaxdist.planner.routed import Routed
 
-_FP32 = 4
 _DOTS = tuple(name for name in SAVED_ACTIVATIONS if name.endswith("_proj"))
 _SCORED_TOKENS = 512  # whose logits are held at once (ops/cross_entropy.py)
 _SCORE_BLOCK = 128  # tokens whose attention scores are held at once (ops/blocked_attention.py)
@@ -29,12 +29,24 @@ class Layer:
     row_block: int = 1  # rows of an expert are padded to a multiple of it
 
     @property
+    def attention(self) -> Attended:
+        """The block's attention."""
+        return Attended(
+            model=self.model,
+            tokens=self._tokens,
+            hidden=self._hidden,
+            tp=self.tp,
+            bytes=self.bytes,
+        )
+
+    @property
     def routed(self) -> Routed | None:
         """The experts of which a token takes some."""
         if not self.model.num_experts:
             return None
         return Routed(
             model=self.model,
+            rows=self.rows,
             tokens=self._tokens,
             hidden=self._hidden,
             tp=self.tp,
@@ -56,10 +68,12 @@ class Layer:
     def largest_saved(self, remat: str) -> list[int]:
         """Bytes of each of the arrays that a forward leaves there, the largest first."""
         if remat == "none":
-            wide = [_FP32 * self._hidden] * 2
-            narrow = [self._queries] * 3 + [self._keys] * 2 + [self._hidden] * 2
-            narrow += [self._inner] * (2 + self._gated)
-            return sorted(self._tokens * n for n in wide + [self.bytes * n for n in narrow])[::-1]
+            attention = self.attention
+            wide = [FP32 * width for width in 4 * [self._hidden] + 2 * attention.latents]
+            narrow = [attention.queries, attention.keys, attention.values, attention.outs]
+            narrow += [attention.outs, self._hidden, self._hidden, *self._mlp]
+            sizes = [self._tokens * n for n in wide + [self.bytes * n for n in narrow]]
+            return sorted(sizes + ([] if self.routed is None else self.routed.largest))[::-1]
         named = [self._named(name) for name in self._kept(remat)]
         return sorted([self.stream, *named])[::-1]
 
@@ -69,23 +83,40 @@ class Layer:
         The cotangents of all products' outputs; and of the products' inputs those that are neither
         in the rings nor made again.
         """
-        cotangents = self._queries + 2 * self._keys + 2 * self._hidden + self._expanded
-        return self._tokens * self.bytes * cotangents + self.made_again(remat)
+        mlp = self._hidden + self._expanded if self._has_mlp else 0
+        waiting = self._tokens * self.bytes * (self.attention.made + mlp)
+        waiting += 0 if self.routed is None else self.routed.taps
+        return waiting + self.made_again(remat)
 
     def made_again(self, remat: str) -> int:
         """Of these, the inputs of products that a backward makes again."""
         if remat == "none":
             return 0
-        if "dots" in remat:
-            return self._tokens * (self.bytes * self._queries + 2 * _FP32 * self._hidden)
-        return self._tokens * self.bytes * (self._queries + self._expanded + 2 * self._hidden)
+        kept, routed = self._kept(remat), self.routed
+        # The router's scores are made again whatever is kept.
+        known = self._knows_expanded(kept) and routed is None
+        made = self.attention.made_again(kept) + self._tokens * self.bytes * self._inner_again(kept)
+        made += normed_again(self._tokens, self._hidden, self.bytes, known)
+        return made + (0 if routed is None else routed.made_again)
+
+    def _knows_expanded(self, kept: set[str]) -> bool:
+        return "up_proj" in kept and ("gate_proj" in kept or not self._gated)
+
+    def _inner_again(self, kept: set[str]) -> int:
+        """Width of what the product out of the MLP takes, or of what that is made of."""
+        if "mlp_hidden" in kept and self._keeps_inner:
+            return 0
+        if self._ends_with_norm and "down_proj" not in kept:
+            return self._inner  # that product runs again
+        return 0 if self._knows_expanded(kept) else self._expanded
 
     def working(self, remat: str) -> int:
         """While a layer's backward runs: all that was saved or is made again, and cotangents.
 
         The factors are fitted to what XLA allots, and held to it by the tests.
         """
-        scores = self.rows * self._heads * self.length * min(self.length, _SCORE_BLOCK) * _FP32
+        block = min(self.length, _SCORE_BLOCK)
+        scores = self.rows * self.attention.heads * self.length * block * FP32
         again = 6 * self.stream if remat == "full" else 0
         expanded = self._tokens * 2 * self._inner * self.bytes
         routed = 0 if self.routed is None else self.routed.working
@@ -94,7 +125,7 @@ class Layer:
     def scoring(self, vocabulary_rows: int) -> int:
         """While a microbatch is scored: logits of a chunk of tokens, twice, and three streams."""
         chunk = min(self.rows * self.length, _SCORED_TOKENS)
-        return 2 * chunk * vocabulary_rows * _FP32 + 3 * self.stream
+        return 2 * chunk * vocabulary_rows * FP32 + 3 * self.stream
 
     @staticmethod
     def _kept(remat: str) -> set[str]:
@@ -102,29 +133,23 @@ class Layer:
         return {part for name in names for part in (_DOTS if name == "dots" else (name,))}
 
     def _all_saved(self) -> int:
-        """Each norm keeps two fp32 arrays and two numbers a token; products keep their inputs."""
-        per_token = 2 * (_FP32 * (2 * self._hidden + 2) + self.bytes * self._hidden)
-        per_token += self.bytes * (3 * self._queries + 2 * self._keys) + _FP32 * self._heads
-        per_token += self.bytes * (self._expanded + self._inner)
-        saved = self._tokens * per_token + 2 * _FP32 * (self.model.hidden_size + 1)
+        """What norms keep, and the inputs of products and of activations."""
+        norms = 4 if self.model.norm_order == "sandwich" else 2
+        saved = norms * kept_by_norm(self.model, self._tokens, self._hidden) + self.attention.saved
+        saved += self._tokens * self.bytes * (2 * self._hidden + sum(self._mlp))
         return saved if self.routed is None else saved + self.routed.saved
 
     def _named(self, name: str) -> int:
-        """What `checkpoint_name` marks so in the model; o_proj and down_proj end the block."""
-        sizes = {
-            "q_proj": self._queries,
-            "k_proj": self._keys,
-            "v_proj": self._keys,
-            "o_proj": self._hidden,
+        """What `checkpoint_name` marks so in the model, if the backward has a use for it."""
+        widths = {
             "gate_proj": self._inner if self._gated else 0,
             "up_proj": self._inner,
-            "down_proj": 0,
-            "qkv": self._queries + 2 * self._keys,
-            "attn_out": self._queries,
-            "mlp_hidden": self._inner,
+            "down_proj": self._hidden if self._ends_with_norm and self._keeps_inner else 0,
+            "mlp_hidden": self._inner if self._keeps_inner else 0,
         }
-        statistics = _FP32 * self._heads if name == "attn_out" else 0
-        return self._tokens * (self.bytes * sizes[name] + statistics)
+        if name in widths:
+            return self._tokens * self.bytes * widths[name]
+        return self.attention.named(name)
 
     @property
     def _tokens(self) -> int:
@@ -133,20 +158,6 @@ class Layer:
     @property
     def _hidden(self) -> int:
         return self.model.hidden_size // (self.tp if self.sequence_parallel else 1)
-
-    @property
-    def _heads(self) -> int:
-        return self.model.num_attention_heads // self.tp
-
-    @property
-    def _queries(self) -> int:
-        return self._heads * self.model.head_dim
-
-    @property
-    def _keys(self) -> int:
-        """Keys, which each member has of its own query heads where tp does not divide them."""
-        heads = self.model.num_key_value_heads
-        return self._queries if heads % self.tp else heads * self.model.head_dim // self.tp
 
     @property
     def _gated(self) -> bool:
@@ -159,6 +170,25 @@ class Layer:
         if model.num_experts:
             return model.n_shared_experts * model.expert_size // self.tp
         return model.intermediate_size // self.tp
+
+    @property
+    def _has_mlp(self) -> bool:
+        return not self.model.num_experts or self.model.n_shared_experts > 0
+
+    @property
+    def _ends_with_norm(self) -> bool:
+        return self.model.norm_order != "pre" and self._has_mlp
+
+    @property
+    def _keeps_inner(self) -> bool:
+        """Whether the MLP's hidden layer is kept and has a name: beside experts over tp it is made
+        again with theirs (`parallel/experts.py`)."""
+        return self.tp == 1 or not self.model.num_experts
+
+    @property
+    def _mlp(self) -> list[int]:
+        """Widths of what the MLP keeps."""
+        return [self._inner] * (1 + self._gated + self._keeps_inner)
 
     @property
     def _expanded(self) -> int:

@@ -16,6 +16,7 @@ class Routed:
     """The experts of one tp member, and the router, which each member has whole."""
 
     model: ModelConfig
+    rows: int  # of a microbatch
     tokens: int  # N
     hidden: int  # D, or what tp shards the sequence to
     tp: int
@@ -26,20 +27,58 @@ class Routed:
     def saved(self) -> int:
         """On top of what a block with an MLP keeps.
 
-        On one member all that experts make is kept, and their results in fp32; on several, which
-        make it again, the tokens and their choices alone.
+        On one member all that experts make is kept; on several, which make it again, the tokens'
+        choices alone.
         """
-        model, choices = self.model, self.model.num_experts_per_tok
-        # The router's own fp32 tokens, where those that the norm makes are narrower.
-        widened = self.hidden if self.bytes < _FP32 else 0
-        router = _FP32 * (widened + 2 * model.num_experts + 2 * choices + 8)
+        choices = self.tokens * self.model.num_experts_per_tok
         if self.tp > 1:
-            return self.tokens * (router + 2 * _FP32 * choices)
-        rows = self._rows * (_FP32 + self.bytes * (self.hidden + 3 * model.expert_size))
-        results = self.tokens * choices * _FP32 * (self.hidden + 2)
-        # Nothing else takes the norm's own output where no MLP is beside them.
-        unused = 0 if model.n_shared_experts else self.tokens * self.bytes * widened
-        return self.tokens * router + rows + results - unused
+            return self._router + 2 * _FP32 * choices
+        rows = self._rows * (_FP32 + self.bytes * (self.hidden + 3 * self.model.expert_size))
+        results = choices * (2 * _FP32 + self.bytes * self.hidden)
+        return self._router + rows + results + _FP32 * self.model.num_experts
+
+    @property
+    def _router(self) -> int:
+        """Of choosing and of the balancing loss: scores, the choice, sums; tokens' and rows'."""
+        model = self.model
+        experts, choices = model.num_experts, model.num_experts_per_tok
+        softmax = model.scoring_func == "softmax"
+        chosen = choices + (choices + 2 if model.norm_topk_prob else 0)
+        scored = 2 * (experts + 2) if softmax else 3 * experts + 2
+        per_token = chosen + scored + 1
+        return _FP32 * (self.tokens * per_token + self.rows * (experts + 1) + 3)
+
+    @property
+    def largest(self) -> list[int]:
+        """Bytes of the arrays among them that are as large as any."""
+        if self.tp > 1:
+            return []
+        results = self.tokens * self.model.num_experts_per_tok * self.hidden
+        widths = [self.hidden] + 3 * [self.model.expert_size]
+        return [self.bytes * n for n in [results, *(self._rows * width for width in widths)]]
+
+    @property
+    def taps(self) -> int:
+        """What weight gradients that are made later wait with.
+
+        The router's; and those of experts where they wait. On CPUs and on several members they do
+        not: a loop or a region gives them with the rows' cotangents.
+        """
+        router = _FP32 * self.tokens * self.model.num_experts
+        rows = self._rows * self.bytes * (self.hidden + 2 * self.model.expert_size)
+        return router + (rows if self._waits else 0)
+
+    @property
+    def made_again(self) -> int:
+        """What else they wait with where the rows and hidden layers are made again."""
+        if not self._waits:
+            return 0
+        rows = self._rows * self.bytes * (self.hidden + self.model.expert_size)
+        return rows + _FP32 * self.model.num_experts
+
+    @property
+    def _waits(self) -> bool:
+        return self.tp == 1 and self.row_block == 1
 
     @property
     def working(self) -> int:
