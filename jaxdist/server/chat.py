@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.data.tokenizer_files import chat_template
@@ -129,8 +131,8 @@ def _plain(message: Message) -> dict[str, Any]:
         told.setdefault("reasoning_content", told["reasoning"])
     for call in told.get("tool_calls", ()):
         try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except (ValueError, RecursionError):
+            call["function"]["arguments"] = from_json(call["function"]["arguments"])
+        except ValueError:  # also where it is nested more than 200 deep
             continue  # the model's own mistake: templates show it as text
     return told
 

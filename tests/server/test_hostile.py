@@ -54,3 +54,11 @@ def test_only_refusals_with_a_reason(server, request):
 @given(raw=st.binary(max_size=60))
 def test_any_bytes(server, raw):
     assert server.client.post("/v1/completions", content=raw).status_code == 400
+
+
+def test_deep_arguments_of_a_call_of_the_past_are_text(server):
+    for depth in (100, 500, 900, 5000):
+        call = {"name": "f", "arguments": "[" * depth + "]" * depth}
+        past = {"role": "assistant", "tool_calls": [{"id": "a", "function": call}]}
+        body = {"messages": [past, {"role": "user", "content": "a"}], "max_tokens": 1}
+        assert server.post("/v1/chat/completions", body).status_code == 200
