@@ -3,36 +3,54 @@
 The layers of a server are stacks [L, ...], and a loop walks over them. GPUs and TPUs take a layer
 [K, N] of a stack as it lies. On the CPU it would be copied out for each product, and one of 16 bits
 widened whole besides: there a stack lies in blocks of some columns, [L, N / LANES, K, LANES], of
-which a product reads one after the other, each once. CPUs that multiply bf16 do so with some
-blocks at a time; for the others a block is widened and multiplied in the cache. 16-bit floats are
-kept as bits: XLA would widen all layers before the first.
+which a product widens one after the other in the cache. 16-bit floats are kept as bits: XLA would
+widen all layers before the first. CPUs that multiply bf16 need no copy at all: their stacks are cut
+into arrays of some blocks, and a branch for each multiplies it where it lies.
 
 Shapes: x [..., K] the activation, [N, K] a table of embeddings, the result [..., N].
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
 from typing import Literal
 
+import einops
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from jaxdist.ops.product import multiplied_dtype, product
-from jaxdist.ops.stacks import read
+from jaxdist.ops.product import cpu_multiplies_bf16, multiplied_dtype, product
 
 Split = Literal["whole", "columns", "rows"]  # what of a weight [K, N] the members of tp share
 
 LANES = 64
-FEW = 64  # rows of x up to which blocks of bf16 are multiplied as they lie
-TOGETHER = 16  # of them that are multiplied at once
+TOGETHER = 16  # blocks of bf16 that are multiplied at once, at most
+ROWS = 128  # of x that are, at most
 # Rows of a weight that are multiplied in one go, at most and, where there are as many, at least.
 # XLA:CPU's kernel adds up to 512 in order; more it cuts in ways that depend on the rows of x, and
 # so would the result: a prompt with a cached beginning would not give what it gives as a whole.
 DEPTH, LEAST_DEPTH = 256, 32
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["per_layer"])
+@dataclass(frozen=True)
+class Pieces:
+    """A stack in blocks of bf16, cut into arrays of at most `TOGETHER` blocks."""
+
+    arrays: tuple[jax.Array, ...]  # L * per_layer times [N / LANES / per_layer, K, LANES]
+    per_layer: int
+
+    @property
+    def ndim(self) -> int:
+        """Of the stack that it stands for."""
+        return 4
+
+    def __getitem__(self, index: EllipsisType) -> "Pieces":
+        """Itself: a Module asks for its parameter's whole value so."""
+        return self
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["stack", "layer"], meta_fields=["split"])
@@ -40,7 +58,7 @@ DEPTH, LEAST_DEPTH = 256, 32
 class Blocks:
     """One layer's weight in blocks, left where it lies."""
 
-    stack: jax.Array  # [L, N / LANES, K, LANES] fp32, or bits of bf16
+    stack: jax.Array | Pieces  # [L, N / LANES, K, LANES] fp32, or bits of bf16
     layer: jax.Array | int
     split: Split = "whole"  # over tp
 
@@ -61,6 +79,11 @@ def fits_blocks(num_rows: int, num_columns: int, dtype: DTypeLike, platform: str
     return platform == "cpu" and fits and part >= min(num_rows, LEAST_DEPTH)
 
 
+def fits_pieces(dtype: DTypeLike) -> bool:
+    """Whether blocks are better kept in pieces."""
+    return jnp.dtype(dtype) == jnp.bfloat16 and cpu_multiplies_bf16()
+
+
 def in_blocks(w: jax.Array) -> jax.Array:
     """fp32 or bf16 [..., K, N] as [..., N / LANES, K, LANES], bf16 as bits."""
     *lead, rows, columns = w.shape
@@ -69,19 +92,31 @@ def in_blocks(w: jax.Array) -> jax.Array:
     return jnp.moveaxis(w.reshape(*lead, rows, columns // LANES, LANES), -2, -3)
 
 
+def in_pieces(blocks: jax.Array, num_members: int = 1) -> Pieces:
+    """Bits of bf16 [..., L, N / LANES, K, LANES] as arrays [..., blocks, K, LANES] of bf16.
+
+    num_members: That share the columns; each has its own blocks of each array.
+    """
+    *lead, num_layers, num_blocks, depth, lanes = blocks.shape
+    own = num_blocks // num_members
+    size = _divisor(own, TOGETHER)
+    by_member = (*lead, num_layers, num_members, own // size, size, depth, lanes)
+    blocks = jnp.moveaxis(_floats(blocks).reshape(by_member), -4, -5)
+    blocks = blocks.reshape(*lead, num_layers * (own // size), num_members * size, depth, lanes)
+    arrays = (blocks[..., number, :, :, :] for number in range(blocks.shape[-4]))
+    return Pieces(tuple(arrays), own // size)
+
+
 def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax.Array:
     """x @ w in fp32 [..., N], of a plain weight [K, N] or one in blocks."""
     if not isinstance(w, Blocks):
         return product(x, w, ((x.ndim - 1,), (0,)), compute_dtype=compute_dtype)
     *lead, depth = x.shape
     x_RK = x.reshape(-1, depth)
-    if w.stack.dtype != jnp.uint16 or multiplied_dtype(compute_dtype) != jnp.bfloat16:
-        out_RN = _one_by_one(x_RK.astype(jnp.float32), w)
-    elif len(x_RK) <= FEW:
-        out_RN = _some_together(x_RK.astype(jnp.bfloat16), w)
+    if isinstance(w.stack, Pieces):
+        out_RN = _where_they_lie(x_RK.astype(multiplied_dtype(compute_dtype)), w.stack, w.layer)
     else:
-        plain = jnp.moveaxis(_floats(read(w.stack, w.layer)), 0, 1).reshape(depth, -1)
-        out_RN = product(x_RK, plain, ((1,), (0,)), compute_dtype=plain.dtype)
+        out_RN = _one_by_one(x_RK.astype(jnp.float32), w.stack, w.layer)
     return out_RN.reshape(*lead, -1)
 
 
@@ -109,14 +144,19 @@ def _num_parts(depth: int) -> int:
     return next(n for n in range(-(-depth // DEPTH), depth + 1) if depth % n == 0)
 
 
-def _one_by_one(x_RK: jax.Array, w: Blocks) -> jax.Array:
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
+    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
+
+
+def _one_by_one(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.Array:
     """fp32 x times each block, widened in turn."""
-    _, num_blocks, depth, lanes = w.stack.shape
+    _, num_blocks, depth, lanes = stack.shape
     x_PRk = in_parts(x_RK)
 
     def block(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
-        start = (jnp.int32(w.layer), number, 0 * number, 0 * number)
-        block_KL = lax.dynamic_slice(w.stack, start, (1, 1, depth, lanes))[0, 0]
+        start = (jnp.int32(layer), number, 0 * number, 0 * number)
+        block_KL = lax.dynamic_slice(stack, start, (1, 1, depth, lanes))[0, 0]
         if block_KL.dtype == jnp.uint16:
             # Or the widening would be done again for each row, inside of the product.
             block_KL = lax.optimization_barrier(_widened(block_KL))
@@ -127,26 +167,35 @@ def _one_by_one(x_RK: jax.Array, w: Blocks) -> jax.Array:
     return jnp.moveaxis(out_CRL, 0, 1).reshape(len(x_RK), -1)
 
 
-def _some_together(x_RK: jax.Array, w: Blocks) -> jax.Array:
-    """bf16 x times the blocks, `TOGETHER` at a time, which the cache holds."""
+def _where_they_lie(x_RK: jax.Array, stack: Pieces, layer: jax.Array | int) -> jax.Array:
+    """x times each piece of a layer.
+
+    An array that is chosen by a branch is multiplied in place; one read out of a stack is copied.
+    """
     rows, depth = x_RK.shape
     if rows == 1:  # one row of 16-bit floats has no kernel at all
         x_RK = jnp.concatenate([x_RK, x_RK])
-    _, num_blocks, _, lanes = w.stack.shape
-    size = math.gcd(num_blocks, TOGETHER)
-    x_CRK = jnp.broadcast_to(x_RK[None], (size, *x_RK.shape))
+    size = _divisor(len(x_RK), ROWS)
+    branches = [partial(_blocks_dot, w_CKL=array) for array in stack.arrays]
+    first = jnp.int32(layer) * stack.per_layer
 
-    def group(number: jax.Array, out_CRL: jax.Array) -> jax.Array:
-        start = (jnp.int32(w.layer), number * size, 0 * number, 0 * number)
-        part_CKL = _floats(lax.dynamic_slice(w.stack, start, (1, size, depth, lanes))[0])
-        found_CRL = lax.dot_general(
-            x_CRK, part_CKL, (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32
+    def piece(number: ArrayLike) -> jax.Array:
+        return _mapped(
+            lambda x_RK: lax.switch(first + number, branches, x_RK), x_RK.reshape(-1, size, depth)
         )
-        return lax.dynamic_update_slice_in_dim(out_CRL, found_CRL, number * size, 0)
 
-    start = jnp.zeros((num_blocks, x_RK.shape[0], lanes))
-    out_CRL = lax.fori_loop(0, num_blocks // size, group, start)
-    return jnp.moveaxis(out_CRL, 0, 1).reshape(x_RK.shape[0], -1)[:rows]
+    out_PGCRL = _mapped(piece, jnp.arange(stack.per_layer, dtype=jnp.int32))
+    return einops.rearrange(out_PGCRL, "P G C R L -> (G R) (P C L)")[:rows]
+
+
+def _blocks_dot(x_RK: jax.Array, *, w_CKL: jax.Array) -> jax.Array:
+    x_CRK = jnp.broadcast_to(x_RK, (len(w_CKL), *x_RK.shape))
+    return product(x_CRK, w_CKL, ((2,), (1,)), ((0,), (0,)), compute_dtype=x_RK.dtype)
+
+
+def _mapped(function: Callable[..., jax.Array], over: jax.Array) -> jax.Array:
+    """`lax.map`, without a loop where there is one entry."""
+    return function(over[0])[None] if len(over) == 1 else lax.map(function, over)
 
 
 def _floats(bits: jax.Array) -> jax.Array:

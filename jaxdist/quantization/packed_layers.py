@@ -24,12 +24,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxdist.ops.dot import dot
 from jaxdist.ops.experts import experts_of_blocks, grouped_dot
-from jaxdist.ops.linear import FEW, LANES, in_parts, sum_of_parts
+from jaxdist.ops.linear import LANES, in_parts, sum_of_parts
 from jaxdist.ops.product import cpu_multiplies_bf16
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.quantization.gguf_blocks import PackedWeight, unpack
 
 IN_LANES = 5  # dims of a part, the stack's included
+FEW = 64  # rows of x up to which lanes are multiplied in fp32 also where bf16 is quicker
 
 
 @jax.tree_util.register_dataclass

@@ -1,17 +1,19 @@
 """A weight in blocks multiplies as a plain one does."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxdist.ops import linear as module
 from jaxdist.ops import product
-from jaxdist.ops.linear import FEW, LANES, Blocks, fits_blocks, in_blocks, linear
+from jaxdist.ops.linear import LANES, ROWS, Blocks, fits_blocks, in_blocks, in_pieces, linear
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("rows", [1, 3, FEW + 1])
+@pytest.mark.parametrize("rows", [1, 3, 2 * ROWS, 2 * ROWS + 1])
 def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
     monkeypatch.setattr(module, "DEPTH", 10)  # a block in three parts
     monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
@@ -19,7 +21,11 @@ def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
     x = jnp.asarray(rng.normal(size=(rows, 1, 24)), dtype)
     stack = jnp.asarray(rng.normal(size=(3, 24, 2 * LANES)), dtype)
     expected = x.astype(jnp.float32) @ stack[1].astype(jnp.float32)
-    for weight in (stack[1], Blocks(in_blocks(stack), 1)):
+    weights = [stack[1], Blocks(in_blocks(stack), 1)]
+    if dtype == jnp.bfloat16:
+        monkeypatch.setattr(module, "TOGETHER", 1)  # a layer in two pieces
+        weights.append(Blocks(in_pieces(in_blocks(stack)), 1))
+    for weight in weights:
         found = linear(x, weight, dtype)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -35,11 +41,27 @@ def test_a_row_is_the_same_among_any_number_of_rows(dtype, native, depth, monkey
     monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(320, depth)), dtype)
-    stack = jnp.asarray(rng.normal(size=(1, depth, 2 * LANES)), dtype)
-    weight = Blocks(in_blocks(stack), 0)
+    blocks = in_blocks(jnp.asarray(rng.normal(size=(1, depth, 2 * LANES)), dtype))
+    weight = Blocks(in_pieces(blocks) if native else blocks, 0)
     found = np.asarray(linear(x, weight, dtype))
-    for rows in (2, 3, 16, 32, FEW, FEW + 1, 256):
+    for rows in (2, 3, 16, 32, 65, ROWS, ROWS + 1, 256):
         np.testing.assert_array_equal(linear(x[:rows], weight, dtype), found[:rows])
+
+
+def test_pieces_are_multiplied_where_they_lie():
+    """Nothing as large as a piece is made in memory, though a loop chooses the layer."""
+    rng = np.random.default_rng(0)
+    blocks = in_blocks(jnp.asarray(rng.normal(size=(3, 256, 4 * LANES)), jnp.bfloat16))
+    pieces = in_pieces(blocks)
+
+    def sums(x, pieces):
+        def layer(number, sum_RN):
+            return sum_RN + linear(x, Blocks(pieces, number), jnp.bfloat16)
+
+        return lax.fori_loop(0, 3, layer, jnp.zeros((2, 4 * LANES)))
+
+    compiled = jax.jit(sums).lower(jnp.ones((2, 256), jnp.bfloat16), pieces).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < pieces.arrays[0].nbytes / 2
 
 
 def test_blocks_are_for_the_cpu():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxdist.ops.dot import dot
-from jaxdist.ops.linear import DEPTH, FEW
+from jaxdist.ops.linear import DEPTH
 from jaxdist.quantization.gguf_blocks import LAYOUTS, PackedWeight, pack
 from jaxdist.quantization.gguf_dequantize import dequantize
 from jaxdist.quantization.gguf_types import BY_NAME
-from jaxdist.quantization.packed_layers import in_lanes, kept_dot, layer_of, mixed
+from jaxdist.quantization.packed_layers import FEW, in_lanes, kept_dot, layer_of, mixed
 from tests.quantization.test_gguf_blocks import random_rows
 
 OUTPUTS = 128  # two times LANES

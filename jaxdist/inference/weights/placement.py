@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +26,15 @@ from jaxdist.inference.weights.huge_pages import into_huge_pages
 from jaxdist.inference.weights.products import block_spec
 from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
-from jaxdist.ops.linear import Blocks, Split, fits_blocks, in_blocks
+from jaxdist.ops.linear import (
+    Blocks,
+    Pieces,
+    Split,
+    fits_blocks,
+    fits_pieces,
+    in_blocks,
+    in_pieces,
+)
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 from jaxdist.quantization import packed_layers
@@ -114,7 +121,7 @@ def layer_of(stack: Block, number: Array | int, dtype: DTypeLike, rules: Rules) 
         leaf = read(leaf, number)
         return from_bits(leaf, dtype) if leaf.dtype == jnp.uint16 else leaf
 
-    return jax.tree.map(one, stack, _splits(stack, rules), is_leaf=_is_kept)
+    return jax.tree.map(one, stack, _splits(stack, rules), is_leaf=_is_whole)
 
 
 def num_layers(stack: Block) -> int:
@@ -127,9 +134,9 @@ def _splits(stack: Block, rules: Rules) -> Any:
 
     def splits(node: Any) -> Any:
         split = _split(node, rules) if isinstance(node, Linear) else None
-        return jax.tree.map(lambda _: split, node, is_leaf=_is_kept)
+        return jax.tree.map(lambda _: split, node, is_leaf=_is_whole)
 
-    return jax.tree.map(splits, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_kept(n))
+    return jax.tree.map(splits, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_whole(n))
 
 
 def _split(linear: Linear, rules: Rules) -> Split:
@@ -142,17 +149,23 @@ def _is_kept(node: Any) -> bool:
     return isinstance(node, (PackedWeight, PerLayer, MixedLayers))
 
 
+def _is_whole(node: Any) -> bool:
+    """Whether it stands for one weight, or one stack, though it is of several arrays."""
+    return isinstance(node, Pieces) or _is_kept(node)
+
+
 def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> list[Block]:
     """Leaves of a stack [S * L, ...], which are used up, as the stacks that the backend wants."""
-    platform, in_stages = platform_of(mesh), mesh.shape["pp"]
+    platform = platform_of(mesh)
     splits = structure.flatten_up_to(_splits(jax.tree.unflatten(structure, leaves), rules))
 
-    def lay_out(leaf: Array, blocks: bool) -> list[Array]:
-        leaf = leaf.reshape(in_stages, -1, *leaf.shape[1:])
+    def in_stages(leaf: Array) -> Array:
+        return leaf.reshape(mesh.shape["pp"], -1, *leaf.shape[1:])
+
+    def lay_out(leaf: Array) -> list[Array]:
+        leaf = in_stages(leaf)
         if platform == "gpu":
             return [leaf[:, layer : layer + 1] for layer in range(leaf.shape[1])]
-        if blocks:
-            return [in_blocks(leaf)]
         return [as_bits(leaf) if platform == "cpu" else leaf]
 
     parts = []
@@ -161,15 +174,30 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> li
         if _is_kept(leaf):
             parts.append(_kept(leaf, split is not None, mesh))
             continue
-        _, *spec = leaf.sharding.spec
-        blocks = False
         if split is not None and leaf.ndim == 3:
             _, rows, columns = leaf.sharding.shard_shape(leaf.shape)
-            blocks = fits_blocks(rows, columns, leaf.dtype, platform)
-            spec = block_spec(split) if blocks else spec
+            if fits_blocks(rows, columns, leaf.dtype, platform):
+                parts.append([_in_blocks(leaf, in_stages, split, mesh, "pp")])
+                continue
+        _, *spec = leaf.sharding.spec
         sharding = NamedSharding(mesh, P("pp", None, *spec))
-        parts.append(jax.jit(partial(lay_out, blocks=blocks), out_shardings=sharding)(leaf))
+        parts.append(jax.jit(lay_out, out_shardings=sharding)(leaf))
     return [jax.tree.unflatten(structure, own) for own in zip(*parts, strict=True)]
+
+
+def _in_blocks(
+    w: Array, as_stack: Callable[[Array], Array], split: Split, mesh: Mesh, *lead: str
+) -> Array | Pieces:
+    """A weight that `as_stack` makes [*lead, L, K, N], in blocks, or in pieces if they fit."""
+    in_place = fits_pieces(w.dtype)
+    num_members = mesh.shape["tp"] if split == "columns" else 1
+
+    def lay_out(w: Array) -> Array | Pieces:
+        blocks = in_blocks(as_stack(w))
+        return in_pieces(blocks, num_members) if in_place else blocks
+
+    spec = (*lead, *block_spec(split)) if in_place else (*lead, None, *block_spec(split))
+    return jax.jit(lay_out, out_shardings=NamedSharding(mesh, P(*spec)))(w)
 
 
 def _kept(weight: PackedWeight | PerLayer, is_linear: bool, mesh: Mesh) -> list[Any]:
@@ -209,8 +237,7 @@ def _with_head(rest: Transformer, mesh: Mesh) -> Transformer:
     columns = vocab_size // mesh.shape["tp"]
     if not fits_blocks(depth, columns, table[...].dtype, platform_of(mesh)):
         return rest
-    layout = NamedSharding(mesh, P(None, *block_spec("columns")))
-    head = jax.jit(lambda table: in_blocks(table.T[None]), out_shardings=layout)(table[...])
+    head = _in_blocks(table[...], lambda table: table.T[None], "columns", mesh)
     rest = copy.copy(rest)
     # In a tied model it was nothing.
     rest.lm_head = nnx.data(table.replace(head))  # pyright: ignore[reportAttributeAccessIssue]

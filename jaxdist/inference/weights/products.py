@@ -5,7 +5,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxdist.ops.linear import Blocks, Split, linear
+from jaxdist.ops.linear import Blocks, Pieces, Split, linear
 
 _SPECS: dict[Split, tuple[str | None, ...]] = {
     "whole": (),
@@ -28,14 +28,18 @@ def linear_over_tp(x: Array, w: Array | Blocks, compute_dtype: DTypeLike) -> Arr
         return linear(x, w, compute_dtype)
     split, lead = w.split, (None,) * (x.ndim - 1)
 
-    def member(x: Array, stack: Array, layer: Array | int) -> Array:
+    spec = P(*block_spec(split))
+    if not isinstance(w.stack, Pieces):
+        spec = P(None, *spec)
+
+    def member(x: Array, stack: Array | Pieces, layer: Array | int) -> Array:
         own = linear(x, Blocks(stack, layer), compute_dtype)
         return lax.psum(own, "tp") if split == "rows" else own
 
     return jax.shard_map(
         member,
         axis_names={"tp"},
-        in_specs=(P(*lead, "tp" if split == "rows" else None), P(None, *block_spec(split)), P()),
+        in_specs=(P(*lead, "tp" if split == "rows" else None), spec, P()),
         out_specs=P(*lead, "tp" if split == "columns" else None),
         check_vma=False,
     )(x, w.stack, w.layer)

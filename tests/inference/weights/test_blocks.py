@@ -1,18 +1,20 @@
 """A runner whose weights lie in blocks serves what one with plain weights does."""
 
+import jax
 import numpy as np
 import pytest
 
 from jaxdist.inference.weights import placement
-from jaxdist.ops import linear
+from jaxdist.ops import linear, product
 from tests.inference.small_host import Host, runner_of, serve
 
 PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("mesh", ["1x1x1", "1x2x1", "1x1x2"])
-def test_blocks_change_no_token(mesh, model_of, monkeypatch):
+def test_blocks_change_no_token(mesh, native, model_of, monkeypatch):
     model = model_of(
         vocab_size=64,
         hidden_size=64,
@@ -27,12 +29,16 @@ def test_blocks_change_no_token(mesh, model_of, monkeypatch):
         _, (stack,) = runner._arrays
         weight = stack.mlp.up_proj.weight[...]
         texts = serve(Host(runner, np.random.default_rng(0)), PROMPTS, 5)
-        return texts, (weight.ndim, weight.dtype.name)  # with the dims of stages and layers
+        arrays = jax.tree.leaves(weight)
+        # With the dims of stages and layers; in pieces an array of each layer of a stage.
+        return texts, (len(arrays), arrays[0].ndim, arrays[0].dtype.name)
 
-    monkeypatch.setattr(linear, "cpu_multiplies_bf16", lambda: False)
+    for module in (linear, product):
+        monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: native)
     texts, kind = served()
-    assert kind == (5, "uint16")
+    num_pieces = model.config.num_hidden_layers // int(mesh[2])
+    assert kind == ((num_pieces, 4, "bfloat16") if native else (1, 5, "uint16"))
     monkeypatch.setattr(placement, "fits_blocks", lambda *_: False)
     expected, kind = served()
-    assert kind == (4, "uint16")  # as bits all the same
+    assert kind == (1, 4, "uint16")  # as bits all the same
     assert texts == expected

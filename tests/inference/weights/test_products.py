@@ -9,17 +9,23 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape
 from jaxdist.inference.weights.products import block_spec, linear_over_tp
-from jaxdist.ops.linear import LANES, Blocks, in_blocks
+from jaxdist.ops import linear
+from jaxdist.ops.linear import LANES, Blocks, in_blocks, in_pieces
 from jaxdist.parallel.mesh import make_mesh
 
 
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("split", ["whole", "columns", "rows"])
-def test_equals_the_plain_weight(split):
+def test_equals_the_plain_weight(split, pieces, monkeypatch):
+    monkeypatch.setattr(linear, "TOGETHER", 1)  # a layer in two pieces
     mesh = make_mesh(MeshShape(tp=2))
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(3, 1, 24)), jnp.float32)
-    stack = jnp.asarray(rng.normal(size=(2, 24, 2 * LANES)), jnp.bfloat16)
-    blocks = jax.device_put(in_blocks(stack), NamedSharding(mesh, P(None, *block_spec(split))))
+    stack = jnp.asarray(rng.normal(size=(2, 24, 4 * LANES)), jnp.bfloat16)
+    blocks, spec = in_blocks(stack), (None, *block_spec(split))
+    if pieces:
+        blocks, spec = in_pieces(blocks, 2 if split == "columns" else 1), spec[1:]
+    blocks = jax.device_put(blocks, NamedSharding(mesh, P(*spec)))
 
     def product(x, blocks):
         return linear_over_tp(x, Blocks(blocks, 1, split), jnp.float32)
