@@ -45,11 +45,11 @@ class DataConfig:
             raise UsageError(f"data.sources={self.sources!r} must list at least one source")
         checked = _checked_sources("data.validation_sources", self.validation_sources)
         object.__setattr__(self, "validation_sources", checked)
-        limits.text("data.tokenizer", self.tokenizer)
+        limits.path("data.tokenizer", self.tokenizer)
         limits.number("data.validation_fraction", self.validation_fraction, minimum=0, below=1)
         limits.flag("data.pack", self.pack)
         if self.cache_dir is not None:
-            limits.text("data.cache_dir", self.cache_dir)
+            limits.path("data.cache_dir", self.cache_dir)
 
 
 def source_path(source: str | Mapping[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _checked_sources(name: str, given: Any) -> tuple[str | Mapping[str, Any], ..
 def _checked_source(name: str, source: Any) -> str | Mapping[str, Any]:
     """A source with its options checked; a mapping comes back frozen."""
     if isinstance(source, str):
-        limits.text(name, source)
+        limits.path(name, source)
         return source
     if not isinstance(source, Mapping):
         raise UsageError(f"{name}: {source!r} must be a path, or a mapping of path and options")
@@ -85,7 +85,7 @@ def _checked_source(name: str, source: Any) -> str | Mapping[str, Any]:
         if key not in SOURCE_KEYS:
             hint = did_you_mean(str(key), SOURCE_KEYS)
             raise UsageError(f"{name}: {key!r} is not one of {', '.join(SOURCE_KEYS)}{hint}")
-    limits.text(f"{name}.path", source.get("path"))
+    limits.path(f"{name}.path", source.get("path"))
     if source.get("weight") is not None:
         limits.number(f"{name}.weight", source["weight"], above=0)
     for option in SOURCE_KEYS[2:]:

@@ -5,10 +5,12 @@ A layer is a nested dict of what one place sets; a later layer wins over an earl
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
+from jaxdist.config import limits
 from jaxdist.config.errors import UsageError, did_you_mean
 from jaxdist.config.frozen import thawed
 from jaxdist.config.init_from import ReadOrigin, model_fields
@@ -36,12 +38,20 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def save_config(config: RunConfig, path: str | Path) -> None:
-    """Write a config beside its run; a reader sees the old file or the new one, never half."""
+    """Write a config beside its run; a reader sees the old file or the new one, never half.
+
+    UsageError where it cannot be written.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(to_yaml(config), encoding="utf-8")
-    unfinished.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(to_yaml(config), encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_layer(path: str | Path) -> Layer:
@@ -83,6 +93,8 @@ def _take_over(values: Layer, read_origin: ReadOrigin) -> None:
     """Fill in what the model that the run starts from says."""
     init_from = values["init_from"]
     run_dir = values.get("output_dir") or f"runs/{values.get('name', 'run')}"
+    limits.path("init_from", init_from)
+    limits.path("output_dir", run_dir)
     origin = read_origin(init_from, Path(os.path.expanduser(run_dir)))
     values["model"] = model_fields(values.get("model", {}), origin.model, init_from)
     if origin.tokenizer is not None:

@@ -55,6 +55,17 @@ def text(name: str, value: Any) -> None:
         raise UsageError(f"{name}={value!r} must be a text that is not empty")
 
 
+def path(name: str, value: Any) -> None:
+    """`value` is a text that may name a file, and that files can hold: YAML, JSON, checkpoints."""
+    text(name, value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{name}={value!r} is not UTF-8; rename the file or folder") from None
+    if "\0" in value:
+        raise UsageError(f"{name}={value!r} holds a zero byte, which no file's name has")
+
+
 def choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """`value` is one of `choices`."""
     if isinstance(value, bool) or value not in choices:

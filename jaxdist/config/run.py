@@ -59,16 +59,16 @@ class RunConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self):
-        limits.text("name", self.name)
+        limits.path("name", self.name)
         limits.flag("simulate", self.simulate)
         limits.choice("resume", self.resume, RESUME)
         if self.init_from is not None:
-            limits.text("init_from", self.init_from)
+            limits.path("init_from", self.init_from)
         limits.whole("seed", self.seed, 0, 2**32 - 1)
         limits.flag("dry_run", self.dry_run)
         if not self.output_dir:
             object.__setattr__(self, "output_dir", f"runs/{self.name}")
-        limits.text("output_dir", self.output_dir)
+        limits.path("output_dir", self.output_dir)
         object.__setattr__(self, "optimizer", self._filled_optimizer())
         checks.check_run(self)
 

@@ -89,7 +89,8 @@ class Loader:
         self.tokens_per_epoch = sum(one.num_tokens for one in rows)
         self.vocab_size, self.fingerprint = vocab_size, fingerprint
         padding = 1 - self.tokens_per_epoch / (self.num_rows * length)
-        names = ", ".join(one.name for one in rows)
+        names = ", ".join(one.name for one in rows[:3])
+        names += f" and {len(rows) - 3} more" * (len(rows) > 3)
         size = f"{self.tokens_per_epoch:,} tokens in {self.num_rows:,} rows of {length}"
         self.summary = f"{names}: {size}, {padding:.1%} padding"
 

@@ -1,9 +1,10 @@
 """Checkpoints: the only module that knows orbax.
 
-A checkpoint `DIRECTORY/<step>` holds the state's arrays under the names of `tree_names` and a JSON
-object of the caller (config, data position ...). It appears under that name only once complete, so
-a killed save leaves nothing that a later run could take for one. Arrays are restored onto abstract
-targets with the shardings of today: mesh, ZeRO stage and process count may differ from the saver's.
+A checkpoint `DIRECTORY/<step>` holds the state's arrays under the names of `tree_names`, their
+checksums, and a JSON object of the caller (config, data position ...). It appears under that name
+only once complete, so a killed save leaves nothing that a later run could take for one. Arrays are
+restored onto abstract targets with the shardings of today: mesh, ZeRO stage and process count may
+differ from the saver's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxdist.config import CheckpointConfig, UsageError
+from jaxdist.training.checksum import checksums
 from jaxdist.training.tree_names import named_leaves, tree_of
 
 _ROOM = "make room, or choose another --output-dir; checkpoints before it are whole"
@@ -46,6 +48,7 @@ class Checkpointer:
                 item_handlers={
                     "state": ocp.PyTreeCheckpointHandler(),
                     "extra": ocp.JsonCheckpointHandler(),
+                    "checksums": ocp.JsonCheckpointHandler(),
                 },
             )
 
@@ -60,12 +63,14 @@ class Checkpointer:
         if step in self._manager.all_steps():
             return
         assert latest is None or step > latest, f"step {step} saved after step {latest}"
+        named = _storable(named_leaves(state))
         with self._clear_errors(f"of step {step} could not be written", _ROOM):
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(_storable(named_leaves(state))),
+                    state=ocp.args.PyTreeSave(named),
                     extra=ocp.args.JsonSave(dict(extra)),
+                    checksums=ocp.args.JsonSave(checksums(named)),
                 ),
                 force=True,  # when to save is the loop's decision
             )
@@ -119,7 +124,7 @@ class Checkpointer:
         self.wait()
         named = {prefix + name: leaf for name, leaf in named_leaves(abstract).items()}
         targets = _storable(named)
-        self._check_shapes(step, targets)
+        dtypes = self._check_shapes(step, targets)
         with self._reading(step):
             args = ocp.args.PyTreeRestore(
                 targets,
@@ -127,12 +132,24 @@ class Checkpointer:
                 partial_restore=True,
             )
             stored = self._manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+            self._check_sums(step, {k: stored[k] for k in targets if stored[k].dtype == dtypes[k]})
         values = {
             name.removeprefix(prefix): _as_saved(stored[name], leaf) for name, leaf in named.items()
         }
         return tree_of(values, abstract)
 
-    def _check_shapes(self, step: int, targets: dict[str, Any]) -> None:
+    def _check_sums(self, step: int, stored: dict[str, jax.Array]) -> None:
+        """Refuse arrays that are not as they were saved; older checkpoints do not say how."""
+        if not (self.directory / str(step) / "checksums").is_dir():
+            return
+        args = ocp.args.Composite(checksums=ocp.args.JsonRestore())
+        saved = self._manager.restore(step, args=args)["checksums"]
+        wrong = [name for name, value in checksums(stored).items() if saved.get(name) != value]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong[:3])} differs from what was saved (checksum)")
+
+    def _check_shapes(self, step: int, targets: dict[str, Any]) -> dict[str, Any]:
+        """Refuse arrays that are not there or of another shape; the dtypes they were saved in."""
         with self._reading(step):
             metadata = self._manager.item_metadata(step)["state"]
             if metadata is None:
@@ -150,6 +167,7 @@ class Checkpointer:
                     f"{what}: {name} has shape {tuple(saved[name].shape)}, not "
                     f"{tuple(leaf.shape)}: it was saved with another model; give it back its values"
                 )
+        return {name: jnp.dtype(saved[name].dtype) for name in targets}
 
     @contextmanager
     def _reading(self, step: int) -> Iterator[None]:

@@ -28,7 +28,7 @@ from jaxdist.training.checkpoint import Checkpointer
 from jaxdist.training.flops import flops_per_token, peak_flops
 from jaxdist.training.metrics import MetricsLog, check_installed
 from jaxdist.training.model_source import keep_origin
-from jaxdist.training.plot import plot_loss
+from jaxdist.training.plot import PLOT, plot_loss
 from jaxdist.training.progress import Progress
 from jaxdist.training.resume import check_record, differences, new_decay
 from jaxdist.training.run_folder import alone_in, check_place, check_writable
@@ -52,8 +52,8 @@ def run(config: RunConfig) -> int:
     if config.dry_run:
         dry_run.report(setup)
         return 0
-    _resume_point(config)
     check_place(config.run_dir)
+    _resume_point(config)
     check_installed(config.log)
     loader = make_loader(config)
     validation = make_loader(config, "validation") if config.eval.every else None
@@ -109,6 +109,7 @@ class _Run:
         self.progress.say(
             f"training {self.setup.description}, into {folder}{since}; compiling first"
         )
+        self.progress.say(f"data: {self.loader.summary}")
         if self.new_decay:
             self.progress.say(self.new_decay)
         self._prepare()
@@ -271,8 +272,12 @@ class _Run:
         self.clock = time.perf_counter()
 
     def _plot(self) -> None:
-        if self.first_process:
+        if not self.first_process:
+            return
+        try:
             plot_loss(self.config.run_dir)
+        except OSError as error:  # the run is whole without its picture
+            self.progress.say(f"{self.config.run_dir / PLOT} is not drawn: {error.strerror}")
 
     def _stopped(self, received: int | None) -> int:
         self.checkpoints.wait()

@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any
 import jax
 
 from jaxdist.config import LogConfig, UsageError
+from jaxdist.training.event_file import EventFile
 
-FILE = "metrics.jsonl"
+FILE, TENSORBOARD = "metrics.jsonl", "tensorboard"
 
 
 class MetricsLog:
@@ -37,38 +37,45 @@ class MetricsLog:
             return
         if config.wandb:
             self._wandb = _start_wandb(config.wandb, self._path.parent)
-        with self._clear_errors():
+        with self._clear_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             drop_rows_after(self._path, resume_step)
             # Unbuffered: a killed run has its rows, and a full disk is met once, at a write.
             self._file = self._path.open("ab", buffering=0)
         if config.tensorboard:
-            self._tensorboard = _start_tensorboard(self._path.parent, resume_step)
+            with self._clear_errors(self._path.with_name(TENSORBOARD)):
+                self._tensorboard = EventFile(self._path.with_name(TENSORBOARD), resume_step)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Adds the row of one step."""
         if self._file is None:
             return
         line = json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        with self._clear_errors():
+        with self._clear_errors(self._path):
             while line:  # a disk that is nearly full takes a part; the next try says why
                 line = line[self._file.write(line) :]
         step = int(row["step"])
         values = {name: value for name, value in row.items() if name != "step"}
         if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, step)
+            with self._clear_errors(self._path.with_name(TENSORBOARD)):
+                self._tensorboard.write(step, values)
         if self._wandb is not None:
             self._wandb.log(values, step=step)
 
     def flush(self) -> None:
-        """Returns when every row so far is on the disk."""
+        """Returns when every row so far is on the disk, in a file that is still there."""
         if self._file is None:
             return
-        with self._clear_errors():
+        with self._clear_errors(self._path):
             os.fsync(self._file.fileno())
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise UsageError(
+                    f"{self._path} was removed while the run wrote to it; start the run again, and "
+                    "leave its folder alone"
+                )
         if self._tensorboard is not None:
-            self._tensorboard.flush()
+            with self._clear_errors(self._path.with_name(TENSORBOARD)):
+                self._tensorboard.flush()
 
     def close(self) -> None:
         """Closes all of them."""
@@ -80,11 +87,11 @@ class MetricsLog:
             self._wandb.finish()
 
     @contextmanager
-    def _clear_errors(self) -> Iterator[None]:
+    def _clear_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise UsageError(f"{self._path} cannot be written: {error.strerror}") from error
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def check_installed(config: LogConfig) -> None:
@@ -120,19 +127,6 @@ def drop_rows_after(path: Path, step: int) -> None:
 def _finite(row: Mapping[str, float]) -> dict[str, float | None]:
     """JSON knows no NaN or infinity: they become null."""
     return {name: value if math.isfinite(value) else None for name, value in row.items()}
-
-
-def _start_tensorboard(run_dir: Path, resume_step: int) -> Any:
-    # tensorboardX imports torch where it is installed: seconds, for a type it is never given.
-    hidden = "torch" not in sys.modules
-    if hidden:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hidden:
-            del sys.modules["torch"]
-    return SummaryWriter(logdir=str(run_dir / "tensorboard"), purge_step=resume_step + 1)
 
 
 def _start_wandb(project: str, run_dir: Path) -> Any:

@@ -126,6 +126,8 @@ def open_model(name: str | Path, option: str = "--model") -> ModelSource:
         return _huggingface(hub.download(str(name)))
     if path.is_dir():
         problem = f"there is neither {run_folder.CONFIG} nor {CONFIG} in it"
+    elif path.exists():
+        problem = "it is a pipe or a device"
     else:
         problem = "there is no such file or folder"
     raise UsageError(

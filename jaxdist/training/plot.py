@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from jaxdist.training.metrics import FILE, read_rows
 
+PLOT = "loss.png"
 Curve = tuple[list[float], list[float]]  # steps, losses
 
 
@@ -29,7 +31,9 @@ def plot_loss(run_dir: str | Path) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(run_dir / "loss.png")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    (run_dir / PLOT).write_bytes(drawn.getvalue())
 
 
 def _curve(rows: list[dict], name: str) -> Curve:

@@ -21,6 +21,9 @@ from jaxdist.config.layers import load
 from jaxdist.interop.leaves import TABLES, layers_of, leaf_shapes
 from jaxdist.precision import Policy
 from jaxdist.training.checkpoint import Checkpointer
+from jaxdist.training.metrics import FILE as METRICS
+from jaxdist.training.metrics import TENSORBOARD
+from jaxdist.training.plot import PLOT
 
 try:
     import fcntl
@@ -42,10 +45,24 @@ def check_place(run: Path) -> None:
     """Refuse a place where the run's folder can plainly not be written; makes nothing."""
     places = (run / "checkpoints", run, *run.absolute().parents)
     place = next(place for place in places if os.path.lexists(place))
+    try:
+        os.stat(run)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:  # said below, with the place
+        pass
+    except OSError as error:  # a name too long, say
+        raise _cannot_be_written(run, error.strerror) from error
     if not place.is_dir():
         raise _cannot_be_written(run, f"{place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise _cannot_be_written(run, f"nothing may be written in {place}")
+    for name in (CONFIG, METRICS, PLOT, LOCK):
+        # A pipe, say, would be opened when the step is compiled, and block.
+        if os.path.lexists(run / name) and not (run / name).is_file():
+            raise _cannot_be_written(run, f"{run / name} is not a file")
+    if os.path.lexists(run / TENSORBOARD) and not (run / TENSORBOARD).is_dir():
+        raise _cannot_be_written(run, f"{run / TENSORBOARD} is not a folder")
 
 
 def check_writable(run: Path) -> None:

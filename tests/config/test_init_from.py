@@ -7,6 +7,7 @@ import pytest
 from jaxdist.config import ModelConfig, RunConfig, UsageError
 from jaxdist.config.command_line import parse
 from jaxdist.config.init_from import Origin, check_same_weights
+from jaxdist.config.layers import build
 
 MODEL = ModelConfig(
     vocab_size=300,
@@ -72,3 +73,15 @@ def test_the_weights_are_checked_whatever_the_config_says():
 def test_an_empty_name_is_refused():
     with pytest.raises(UsageError, match="init_from=''"):
         RunConfig(init_from="")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({"init_from": 5}, "init_from=5"), ({"init_from": "there", "output_dir": 3}, "output_dir=3")],
+)
+def test_what_is_no_path_is_refused_before_it_is_opened(values: dict, said: str) -> None:
+    def read_origin(init_from: str, run_dir: Path) -> Origin:
+        raise AssertionError("opened")
+
+    with pytest.raises(UsageError, match=said):
+        build([values], read_origin)

@@ -19,6 +19,13 @@ def test_configs_of_the_repository(path: Path, tmp_path: Path) -> None:
     assert load(saved) == config and list(saved.parent.iterdir()) == [saved]
 
 
+def test_a_config_that_cannot_be_saved_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    with pytest.raises(UsageError, match="config.yaml cannot be written: Is a directory"):
+        save_config(build([{}]), tmp_path / "config.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_round_trip(preset: str, tmp_path: Path) -> None:
     config = build([{"model": {"preset": preset, "num_hidden_layers": 2}}])

@@ -52,6 +52,13 @@ def test_text_refuses(value: Any) -> None:
         limits.text("x", value)
 
 
+@pytest.mark.parametrize("value", ["", 3, None, "a\udcff", "a\0b"])
+def test_path_refuses(value: Any) -> None:
+    limits.path("x", "~/a b/é.txt")
+    with pytest.raises(UsageError, match="x="):
+        limits.path("x", value)
+
+
 @pytest.mark.parametrize("value", ["true", 0, 1, None])
 def test_flag_refuses(value: Any) -> None:
     with pytest.raises(UsageError):

@@ -222,6 +222,49 @@ def test_a_damaged_checkpoint_is_one_line_with_the_fix(tmp_path, part):
     reader.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bit_that_changed_in_the_arrays_is_found(tmp_path, seed):
+    saver = Checkpointer(tmp_path, KEEP_ALL)
+    state = {"w": jax.random.normal(jax.random.key(0), (128, 256))}
+    saver.save(1, sharded(state, make_mesh(4, 1, 2), PartitionSpec("dp", "tp")), {})
+    saver.close()
+    arrays = max((tmp_path / "1/state/ocdbt.process_0/d").iterdir(), key=lambda f: f.stat().st_size)
+    content = bytearray(arrays.read_bytes())
+    draw = random.Random(seed)
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    arrays.write_bytes(content)
+    with pytest.raises(UsageError, match="step 1 could not be read.*remove") as error:
+        Checkpointer(tmp_path, None).restore(1, state)
+    assert "\n" not in str(error.value)
+
+
+def test_arrays_that_are_not_as_saved_are_named(tmp_path):
+    saver = Checkpointer(tmp_path, KEEP_ALL)
+    saver.save(1, {"params": {"v": jnp.ones(3), "w": jnp.ones((2, 3))}}, {})
+    saver.close()
+    file = tmp_path / "1" / "checksums" / "metadata"
+    sums = json.loads(file.read_text())
+    file.write_text(json.dumps({**sums, "params/w": sums["params/w"] ^ 1}))
+    reader = Checkpointer(tmp_path, None)
+    with pytest.raises(UsageError, match="params/w differs from what was saved"):
+        reader.restore_part(1, "params", {"v": jnp.zeros(3), "w": jnp.zeros((2, 3))})
+    assert reader.restore_part(1, "params", {"v": jnp.zeros(3)})["v"].sum() == 3
+    halves = {"w": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)}  # rounded: nothing to compare
+    assert reader.restore_part(1, "params", halves)["w"].sum() == 6
+    file.write_text("{")
+    with pytest.raises(UsageError, match="step 1 could not be read.*remove"):
+        reader.restore_part(1, "params", {"v": jnp.zeros(3)})
+
+
+def test_a_checkpoint_without_checksums_is_read_as_before(tmp_path):
+    saver = Checkpointer(tmp_path, KEEP_ALL)
+    saver.save(1, make_state(), {})
+    saver.close()
+    shutil.rmtree(tmp_path / "1" / "checksums")
+    got, _ = Checkpointer(tmp_path, None).restore(1, make_state(3))
+    assert bits(got) == bits(make_state())
+
+
 RESTORE_DAMAGED = """
 import gc
 import sys

@@ -17,6 +17,7 @@ import pytest
 
 from jaxdist.config import UsageError
 from jaxdist.config.command_line import parse
+from jaxdist.training import loop
 from jaxdist.training.learning_rate import make_schedule
 from jaxdist.training.loop import NonFinite, run
 from jaxdist.training.metrics import read_rows
@@ -284,6 +285,42 @@ def test_a_file_in_the_folder_s_place_is_refused_before_the_text_is_read(tmp_pat
     with pytest.raises(UsageError, match="--output-dir .*run cannot be written.*choose another"):
         train(tmp_path / "run", "--data.sources", "/nonexistent.txt")
     assert (tmp_path / part).read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "loss.png", "tensorboard"])
+def test_a_pipe_in_a_file_s_place_is_refused_before_the_text_is_read(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match=f"cannot be written: .*{name} is not a f"):
+        train(tmp_path, "--data.sources", "/nonexistent.txt")
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text("") if name == "tensorboard" else (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=f"cannot be written: .*{name} is not a f"):
+        train(tmp_path, "--data.sources", "/nonexistent.txt")
+
+
+def test_a_picture_that_cannot_be_drawn_is_said(whole, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loop, "plot_loss", full)
+    assert train(whole, mesh=SMALL) == 0
+    assert "loss.png is not drawn: No space left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + "/run", "\udcff", "a\0b"])
+def test_a_folder_that_no_file_can_lie_in_is_refused_before_the_text_is_read(tmp_path, name):
+    with pytest.raises(UsageError, match="output.dir.*(choose another|rename the|zero byte)"):
+        train(tmp_path / name, "--data.sources", "/nonexistent.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_data_is_described(tmp_path, capsys, monkeypatch):
+    monkeypatch.delattr(Setup, "compile_train_step")
+    (tmp_path / "a.txt").write_text("abc")
+    flags = ["--data.sources", str(tmp_path / "a.txt"), "--data.validation_fraction", "0"]
+    with pytest.raises(AttributeError, match="compile_train_step"):
+        train(tmp_path / "run", *flags, mesh=SMALL)
+    assert "a.txt: 3 tokens in 1 rows of 16, 81.2% padding" in capsys.readouterr().err
 
 
 def test_a_bad_step_is_named_and_the_last_good_checkpoint_stays(tmp_path):

@@ -108,6 +108,28 @@ def events(data: bytes):
         data = data[16 + length :]
 
 
+def test_a_file_that_was_removed_is_missed(tmp_path):
+    log = MetricsLog(tmp_path, FILE_ONLY)
+    log.write({"step": 1, "loss": 2.0})
+    log.flush()
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="metrics.jsonl was removed while the run wrote to it"):
+        log.flush()
+    log.close()
+
+
+def test_a_full_disk_is_one_line_for_tensorboard_too(tmp_path):
+    log = MetricsLog(tmp_path, LogConfig(tensorboard=True))
+    assert log._tensorboard is not None
+    records = log._tensorboard._writer._py_recordio_writer
+    records._writer.close()
+    with open("/dev/full", "wb", buffering=0) as full:
+        records._writer = full
+        with pytest.raises(UsageError, match=f"{tmp_path}/tensorboard cannot be written: No space"):
+            log.write({"step": 1, "loss": 1.0})
+        log.close()
+
+
 def test_wandb_without_its_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"pip install 'jaxdist\[wandb\]'"):

@@ -1,6 +1,7 @@
 """Runs that start from a given model: its weights, its tokenizer, and no need of it afterwards."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -160,3 +161,9 @@ def test_smollm2_is_finetuned_and_runs_in_transformers(tmp_path):
     positions = np.arange(ids.shape[1])[None]
     ours = jax.jit(lambda model: model(ids.numpy(), positions))(open_model(out).model())
     np.testing.assert_allclose(ours, expected, atol=1e-3, rtol=0)
+
+
+def test_a_pipe_is_no_model_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.gguf")
+    with pytest.raises(UsageError, match="--init-from .*a.gguf is no model: it is a pipe"):
+        open_model(tmp_path / "a.gguf", "--init-from")
