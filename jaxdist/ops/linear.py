@@ -35,13 +35,21 @@ ROWS = 128  # of x that are, at most
 DEPTH, LEAST_DEPTH = 256, 32
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["per_layer"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["arrays"],
+    meta_fields=["per_layer", "num_columns"],
+)
 @dataclass(frozen=True)
 class Pieces:
-    """A stack in blocks of bf16, cut into arrays of at most `TOGETHER` blocks."""
+    """A stack in blocks of bf16, cut into arrays of at most `TOGETHER` blocks.
 
-    arrays: tuple[jax.Array, ...]  # L * per_layer times [N / LANES / per_layer, K, LANES]
+    The last array of a layer is as large as the others, which its zeros fill.
+    """
+
+    arrays: tuple[jax.Array, ...]  # L * per_layer times [blocks, K, LANES]
     per_layer: int
+    num_columns: int  # of a layer, on one member
 
     @property
     def ndim(self) -> int:
@@ -99,12 +107,14 @@ def in_pieces(blocks: jax.Array, num_members: int = 1) -> Pieces:
     """
     *lead, num_layers, num_blocks, depth, lanes = blocks.shape
     own = num_blocks // num_members
-    size = _divisor(own, TOGETHER)
-    by_member = (*lead, num_layers, num_members, own // size, size, depth, lanes)
-    blocks = jnp.moveaxis(_floats(blocks).reshape(by_member), -4, -5)
-    blocks = blocks.reshape(*lead, num_layers * (own // size), num_members * size, depth, lanes)
-    arrays = (blocks[..., number, :, :, :] for number in range(blocks.shape[-4]))
-    return Pieces(tuple(arrays), own // size)
+    count, size = _cut(own, TOGETHER)
+    blocks = _floats(blocks).reshape(*lead, num_layers, num_members, own, depth, lanes)
+    blocks = _filled(blocks, -3, count * size)
+    blocks = blocks.reshape(*lead, num_layers, num_members, count, size, depth, lanes)
+    blocks = jnp.moveaxis(blocks, -4, -5)
+    blocks = blocks.reshape(*lead, num_layers * count, num_members * size, depth, lanes)
+    arrays = (blocks[..., number, :, :, :] for number in range(num_layers * count))
+    return Pieces(tuple(arrays), count, own * lanes)
 
 
 def linear(x: jax.Array, w: jax.Array | Blocks, compute_dtype: DTypeLike) -> jax.Array:
@@ -144,9 +154,17 @@ def _num_parts(depth: int) -> int:
     return next(n for n in range(-(-depth // DEPTH), depth + 1) if depth % n == 0)
 
 
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` that is at most `most`."""
-    return next(size for size in range(min(number, most), 0, -1) if number % size == 0)
+def _cut(number: int, most: int) -> tuple[int, int]:
+    """The fewest parts of at most `most`, and their size, of which the last may lack a little."""
+    count = -(-number // most)
+    return count, -(-number // count)
+
+
+def _filled(array: jax.Array, dim: int, size: int) -> jax.Array:
+    """With zeros after it, so that `dim` has `size`."""
+    widths = [(0, 0)] * array.ndim
+    widths[dim] = (0, size - array.shape[dim])
+    return jnp.pad(array, widths)
 
 
 def _one_by_one(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.Array:
@@ -173,19 +191,17 @@ def _where_they_lie(x_RK: jax.Array, stack: Pieces, layer: jax.Array | int) -> j
     An array that is chosen by a branch is multiplied in place; one read out of a stack is copied.
     """
     rows, depth = x_RK.shape
-    if rows == 1:  # one row of 16-bit floats has no kernel at all
-        x_RK = jnp.concatenate([x_RK, x_RK])
-    size = _divisor(len(x_RK), ROWS)
+    count, size = _cut(max(rows, 2), ROWS)  # one row of 16-bit floats has no kernel at all
+    x_GRK = _filled(x_RK, 0, count * size).reshape(count, size, depth)
     branches = [partial(_blocks_dot, w_CKL=array) for array in stack.arrays]
     first = jnp.int32(layer) * stack.per_layer
 
     def piece(number: ArrayLike) -> jax.Array:
-        return _mapped(
-            lambda x_RK: lax.switch(first + number, branches, x_RK), x_RK.reshape(-1, size, depth)
-        )
+        return _mapped(lambda x_RK: lax.switch(first + number, branches, x_RK), x_GRK)
 
     out_PGCRL = _mapped(piece, jnp.arange(stack.per_layer, dtype=jnp.int32))
-    return einops.rearrange(out_PGCRL, "P G C R L -> (G R) (P C L)")[:rows]
+    out_RN = einops.rearrange(out_PGCRL, "P G C R L -> (G R) (P C L)")
+    return out_RN[:rows, : stack.num_columns]
 
 
 def _blocks_dot(x_RK: jax.Array, *, w_CKL: jax.Array) -> jax.Array:

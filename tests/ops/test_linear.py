@@ -19,11 +19,11 @@ def test_blocks_equal_the_plain_weight(rows, native, dtype, monkeypatch):
     monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(rows, 1, 24)), dtype)
-    stack = jnp.asarray(rng.normal(size=(3, 24, 2 * LANES)), dtype)
+    stack = jnp.asarray(rng.normal(size=(3, 24, 3 * LANES)), dtype)
     expected = x.astype(jnp.float32) @ stack[1].astype(jnp.float32)
     weights = [stack[1], Blocks(in_blocks(stack), 1)]
     if dtype == jnp.bfloat16:
-        monkeypatch.setattr(module, "TOGETHER", 1)  # a layer in two pieces
+        monkeypatch.setattr(module, "TOGETHER", 2)  # a layer in two pieces, of three blocks
         weights.append(Blocks(in_pieces(in_blocks(stack)), 1))
     for weight in weights:
         found = linear(x, weight, dtype)

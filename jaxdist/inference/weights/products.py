@@ -27,10 +27,7 @@ def linear_over_tp(x: Array, w: Array | Blocks, compute_dtype: DTypeLike) -> Arr
     if not isinstance(w, Blocks) or w.split == "whole":
         return linear(x, w, compute_dtype)
     split, lead = w.split, (None,) * (x.ndim - 1)
-
-    spec = P(*block_spec(split))
-    if not isinstance(w.stack, Pieces):
-        spec = P(None, *spec)
+    layers = () if isinstance(w.stack, Pieces) else (None,)
 
     def member(x: Array, stack: Array | Pieces, layer: Array | int) -> Array:
         own = linear(x, Blocks(stack, layer), compute_dtype)
@@ -39,7 +36,7 @@ def linear_over_tp(x: Array, w: Array | Blocks, compute_dtype: DTypeLike) -> Arr
     return jax.shard_map(
         member,
         axis_names={"tp"},
-        in_specs=(P(*lead, "tp" if split == "rows" else None), spec, P()),
+        in_specs=(P(*lead, "tp" if split == "rows" else None), P(*layers, *block_spec(split)), P()),
         out_specs=P(*lead, "tp" if split == "columns" else None),
         check_vma=False,
     )(x, w.stack, w.layer)

@@ -17,11 +17,11 @@ from jaxdist.parallel.mesh import make_mesh
 @pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("split", ["whole", "columns", "rows"])
 def test_equals_the_plain_weight(split, pieces, monkeypatch):
-    monkeypatch.setattr(linear, "TOGETHER", 1)  # a layer in two pieces
+    monkeypatch.setattr(linear, "TOGETHER", 2)  # a member's three blocks in two pieces
     mesh = make_mesh(MeshShape(tp=2))
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(3, 1, 24)), jnp.float32)
-    stack = jnp.asarray(rng.normal(size=(2, 24, 4 * LANES)), jnp.bfloat16)
+    stack = jnp.asarray(rng.normal(size=(2, 24, 6 * LANES)), jnp.bfloat16)
     blocks, spec = in_blocks(stack), (None, *block_spec(split))
     if pieces:
         blocks, spec = in_pieces(blocks, 2 if split == "columns" else 1), spec[1:]
