@@ -171,12 +171,16 @@ def _norm(tree: Any) -> np.float64:
 
 @cache
 def parameters_of(config: ModelConfig) -> Transformer:
-    """Random weights, gains around 1; larger than usual, so that every layer weighs in the loss."""
+    """Random weights, gains around 1; larger than usual, so that every layer weighs in the loss.
+
+    What a norm multiplies by is around 1, so where it adds one to its gain, that is around 0.
+    """
     random = np.random.default_rng(1)
     abstract = jax.eval_shape(lambda key: Transformer(config, key=key), jax.random.key(0))
 
     def leaf(path: tuple[Any, ...], a: jax.ShapeDtypeStruct) -> jax.Array:
-        mean = 1.0 if "norm" in jax.tree_util.keystr(path) else 0.0
+        is_gain = "norm" in jax.tree_util.keystr(path) and config.norm != "rmsnorm1p"
+        mean = 1.0 if is_gain else 0.0
         return jnp.asarray(mean + 0.1 * random.standard_normal(a.shape), a.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, abstract)
