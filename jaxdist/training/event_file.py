@@ -24,8 +24,8 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, resume_step: int) -> None:
-        self._event = vars(_module("proto.event_pb2"))["Event"]
-        session = vars(_module("proto.event_pb2"))["SessionLog"]
+        messages = vars(_module("proto.event_pb2"))
+        self._event, session = messages["Event"], messages["SessionLog"]
         self._scalar = _module("summary").scalar
         folder.mkdir(parents=True, exist_ok=True)
         self._writer: Any = _module("event_file_writer").EventsWriter(str(folder / "events"))

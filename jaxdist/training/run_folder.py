@@ -47,9 +47,7 @@ def check_place(run: Path) -> None:
     place = next(place for place in places if os.path.lexists(place))
     try:
         os.stat(run)
-    except FileNotFoundError:
-        pass
-    except NotADirectoryError:  # said below, with the place
+    except (FileNotFoundError, NotADirectoryError):  # the second is said below, with the place
         pass
     except OSError as error:  # a name too long, say
         raise _cannot_be_written(run, error.strerror) from error
