@@ -5,11 +5,15 @@ group; without them a run is one process.
 """
 
 import os
+import time
+from typing import Any
 
 import jax
+from jax._src import distributed as jax_group  # what it holds has no public name
 
 from jaxdist.config import UsageError
 
+_FAREWELL = 1.0  # seconds between the last goodbye and the end of the service
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
@@ -39,6 +43,24 @@ def start() -> None:
             f"JAX_COORDINATOR_ADDRESS={address} must be HOST:PORT of process 0, such as node0:1234"
         )
     jax.distributed.initialize(address, int(str(count)), int(str(index)))
+    if jax_group.global_state.service is not None:
+        jax_group.global_state.service = _PatientService(jax_group.global_state.service)
+
+
+class _PatientService:
+    """The service of process 0, which ends a moment after all have said goodbye.
+
+    gRPC aborts a server that ends while a call still comes in ("Check failed: queue.Pop() ==
+    nullptr"), and the threads of the others call until they are gone. A run that has saved all
+    it made would end with a signal.
+    """
+
+    def __init__(self, service: Any):
+        self._service = service
+
+    def shutdown(self) -> None:
+        time.sleep(_FAREWELL)
+        self._service.shutdown()
 
 
 def is_first_process() -> bool:

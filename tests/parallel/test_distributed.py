@@ -54,9 +54,13 @@ def train_two(folder: Path, *flags: str, steps: int = 4) -> Curve:
         )
         for index in range(2)
     ]
-    for process in group:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors[-2000:]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in group]
+    finally:
+        for process in group:
+            process.kill()
+    for process, said in zip(group, errors, strict=True):
+        assert process.returncode == 0, said[-2000:]
     return curve(folder, steps)
 
 
