@@ -263,10 +263,22 @@ class _Page(StaticFiles):
         self.routes = routes
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        known = any(route.matches(scope)[0] is Match.PARTIAL for route in self.routes)
-        if known or scope["method"] not in ("GET", "HEAD"):
-            raise HTTPException(405 if known else 404)
+        known = [route for route in self.routes if route.matches(scope)[0] is Match.PARTIAL]
+        methods = {m for route in known for m in getattr(route, "methods", None) or ()}
+        reads = scope["method"] in ("GET", "HEAD")
+        if not known and not reads and self._has(path):
+            methods = {"GET", "HEAD"}
+        if methods:
+            raise HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
+        if not reads:
+            raise HTTPException(404)
         return await super().get_response(path, scope)
+
+    def _has(self, path: str) -> bool:
+        try:
+            return self.lookup_path(path)[1] is not None
+        except (OSError, ValueError):  # a name that no file can have
+            return False
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)

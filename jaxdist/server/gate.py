@@ -2,7 +2,9 @@
 
 import hashlib
 import hmac
+import ipaddress
 import logging
+import socket
 import time
 from urllib.parse import urlsplit
 
@@ -44,6 +46,7 @@ class Gate:
         self._service.num_open += works
         try:
             state["salt"] = self._salt(scope)
+            _check_framing(scope)
             if works:  # before its body takes room
                 self._service.check_open()
             await self._app(scope, receive, noted)
@@ -85,7 +88,10 @@ class Gate:
         allowed = self._service.options.cors_origins
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or origin is None or "*" in allowed:
             return
-        if origin not in allowed and urlsplit(origin).netloc != headers.get("host"):
+        own = urlsplit(origin).netloc == headers.get("host")
+        # A page may have had its own name point at this machine; a key it does not know.
+        own = own and (bool(self._keys) or _is_no_ones_name(urlsplit(origin).hostname or ""))
+        if origin not in allowed and not own:
             raise APIError(
                 "pages of other origins may not use this server; --cors-origin allows one",
                 status=403,
@@ -104,3 +110,24 @@ class Gate:
             **({} if scope["state"].get("salt") is None else {"key": scope["state"]["salt"][:8]}),
             **({} if job is None else job.describe()),
         )
+
+
+def _check_framing(scope: Scope) -> None:
+    """A body whose length is said in two ways is how requests are smuggled (RFC 9112, 6.1)."""
+    names = {name for name, _ in scope["headers"]}
+    if {b"transfer-encoding", b"content-length"} <= names:
+        raise APIError(
+            "Transfer-Encoding and Content-Length exclude each other; send one",
+            headers={"connection": "close"},
+        )
+
+
+def _is_no_ones_name(host: str) -> bool:
+    """Whether no one else can have a name of the network lead here: an address, or our own name."""
+    if host in ("localhost", socket.gethostname().lower()) or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

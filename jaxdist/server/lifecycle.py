@@ -9,9 +9,11 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from jaxdist.config.errors import CTRL_C_EXIT_CODE, UsageError
 from jaxdist.server.app import make_app
+from jaxdist.server.connection import Connection
 from jaxdist.server.service import Model, Service
 
 _POLL = 0.05  # seconds
@@ -53,14 +55,11 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(service: Service, sock: socket.socket, load: Callable[[], Model]) -> None:
-    """Serve until a signal says to stop; then finish what runs. Raises what `load` raises.
-
-    The door is open while `load` runs in a thread, so that /health and /ready are answered.
-    """
-    config = uvicorn.Config(
-        make_app(service),
-        http="h11",  # which alone bounds the headers: httptools takes what comes
+def protocol(app: ASGIApp) -> uvicorn.Config:
+    """How HTTP is spoken."""
+    return uvicorn.Config(
+        app,
+        http=Connection,  # by h11, which alone bounds the headers: httptools takes what comes
         log_config=None,
         access_log=False,
         server_header=False,
@@ -68,6 +67,14 @@ def run(service: Service, sock: socket.socket, load: Callable[[], Model]) -> Non
         timeout_keep_alive=75,
         h11_max_incomplete_event_size=64 * 2**10,
     )
+
+
+def run(service: Service, sock: socket.socket, load: Callable[[], Model]) -> None:
+    """Serve until a signal says to stop; then finish what runs. Raises what `load` raises.
+
+    The door is open while `load` runs in a thread, so that /health and /ready are answered.
+    """
+    config = protocol(make_app(service))
     asyncio.run(_serve(_Uvicorn(config), service, sock, load))
 
 

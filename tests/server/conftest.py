@@ -19,7 +19,7 @@ from jaxdist.inference.async_engine import AsyncEngine
 from jaxdist.inference.engine import Engine
 from jaxdist.server.app import make_app
 from jaxdist.server.chat import Chat
-from jaxdist.server.lifecycle import open_socket
+from jaxdist.server.lifecycle import open_socket, protocol
 from jaxdist.server.service import Model, ServerOptions, Service
 from jaxdist.server.token_text import TokenText
 from tests.inference.fake_runner import FakeRunner
@@ -113,8 +113,7 @@ def serve() -> Iterator[Callable[..., Server]]:
         service = Service(options)
         used = tokenizer or BytesTokenizer()
         sock = open_socket("127.0.0.1", 0)
-        config = uvicorn.Config(make_app(service), log_config=None, access_log=False)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(protocol(make_app(service)))
         started = threading.Event()
 
         async def main() -> None:

@@ -356,6 +356,22 @@ def test_what_cannot_be_is_refused(server, path, body, status, param):
     assert error["param"] == param and error["message"]
 
 
+@pytest.mark.parametrize(
+    "method, path, status, allow",
+    [
+        ("GET", "/v1/completions", 405, "POST"),
+        ("POST", "/health", 405, "GET"),
+        ("PUT", "/", 405, "GET, HEAD"),
+        ("DELETE", "/index.html", 405, "GET, HEAD"),
+        ("PUT", "/nothing", 404, None),
+        ("PUT", "/" + "a" * 5000, 404, None),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(server, method, path, status, allow):
+    answer = server.client.request(method, path)
+    assert (answer.status_code, answer.headers.get("allow")) == (status, allow)
+
+
 def test_a_prompt_that_is_too_long_says_both_numbers(server):
     error = server.post("/v1/completions", {"prompt": "a" * 1100}).json()["error"]
     assert error["code"] == "context_length_exceeded"

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from jaxdist.server import connection
 from jaxdist.server.limits import Limits
 from jaxdist.server.service import ServerOptions
 
@@ -97,6 +98,59 @@ def test_pages_from_elsewhere_are_refused(locked):
     assert answer.status_code == 200
     assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
     assert answer.headers["access-control-allow-origin"] == "https://friend.example"
+
+
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("localhost:8000", 200),
+        ("rebound.evil.example", 403),  # a name of theirs that leads to this machine
+        ("1.2.3.4.evil.example", 403),
+    ],
+)
+def test_a_page_whose_name_was_made_to_lead_here_is_refused(server, host, status):
+    answer = server.post(PATH, BODY, headers={"host": host, "origin": f"http://{host}"})
+    assert answer.status_code == status
+
+
+def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode())
+        said = b"".join(iter(lambda: client.recv(4096), b""))  # till the server closes
+    assert said.startswith(b"HTTP/1.1 400") and said.count(b"HTTP/1.1") == 1
+    assert b"exclude each other" in said
+
+
+@pytest.mark.parametrize("begin", [b"", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_who_says_nothing_is_not_waited_for(server, monkeypatch, begin):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(begin)
+        assert client.recv(1) == b""
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(whole)
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        client.sendall(whole[:-2])  # after an answer too
+        assert client.recv(1) == b""
+
+
+def test_a_body_and_an_answer_may_take_longer_than_a_head(locked, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
+    raw = json.dumps(BODY | {"max_tokens": 300}).encode()
+
+    def slowly():
+        yield raw[:5]
+        time.sleep(0.7)
+        yield raw[5:]
+
+    answer = locked.client.post(PATH, content=slowly(), headers=key())
+    assert answer.status_code == 200 and answer.elapsed.total_seconds() > 1
 
 
 def test_too_many_waiting_are_sent_away(locked):
