@@ -5,6 +5,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.preparation import Prepared
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stats import BlockMap, EngineStats
+
+_STRUCTURES = 64  # threads in which structures wait for their trial; all else has its own
 
 
 class _Stream:
@@ -57,6 +61,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}
         self._error: EngineError | None = None
         self._draining = self._closed = self._failed = False
+        self._structures = ThreadPoolExecutor(_STRUCTURES, "structure")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -107,8 +112,11 @@ class AsyncEngine:
         self, request_id: str, prompt: str | Sequence[int], params: SamplingParams, **how: Any
     ) -> Prepared:
         """`Engine.prepare`; in another thread where it may take long."""
-        if params.structured_outputs is not None or len(prompt) > 10_000:
-            return await asyncio.to_thread(self._engine.prepare, request_id, prompt, params, **how)
+        prepare = partial(self._engine.prepare, request_id, prompt, params, **how)
+        if params.structured_outputs is not None:
+            return await asyncio.get_running_loop().run_in_executor(self._structures, prepare)
+        if len(prompt) > 10_000:
+            return await asyncio.to_thread(prepare)
         return self._engine.prepare(request_id, prompt, params, **how)
 
     async def outputs(self, prepared: Prepared) -> AsyncGenerator[RequestOutput, None]:
@@ -187,6 +195,7 @@ class AsyncEngine:
         with self._wake:
             self._closed = True
             self._wake.notify()
+        self._structures.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout)
 
     def _submit(self, command: Callable[[], None], *, late: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from jaxdist.config.errors import UsageError
 
+BUSY = "rate_limit_exceeded"  # the code of what may be asked again later
+
 
 class RequestError(UsageError):
     """A request that cannot be served.

@@ -13,7 +13,7 @@ from typing import Any
 from jaxdist.config.errors import UsageError
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.inference.engine_options import EngineOptions
-from jaxdist.inference.errors import RequestError
+from jaxdist.inference.errors import BUSY, RequestError
 from jaxdist.inference.guidance.guide import bad_word_ids
 from jaxdist.inference.guidance.thoughts import AfterThoughts, Opening
 from jaxdist.inference.sampling.sampling_params import SamplingParams
@@ -147,10 +147,13 @@ class Preparer:
         if structured is None or tokenizer is None:
             return None
         # Only loaded where it is asked for: its library is an extra.
+        from jaxdist.inference.guidance.grammar import Busy
         from jaxdist.inference.guidance.grammar import compile as compile_grammar
 
         try:
             grammar = compile_grammar(structured, tokenizer, sorted(self.eos_ids))
+        except Busy as error:
+            raise RequestError(str(error), code=BUSY) from None
         except UsageError as error:
             raise RequestError(str(error), param="structured_outputs") from None
         after = opening is Opening.AFTER

@@ -1,11 +1,12 @@
 """A chat as OpenAI's API shapes it: messages, calls of the past, and tools."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from jaxdist.server.shape import Name, Shape
 
+MOST = 8192  # messages of a chat, the parts of their contents included
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -48,6 +49,19 @@ class Message(Shape):
         if self.content is None and self.role != "assistant":
             raise ValueError(f"content is missing in a message of the {self.role}")
         return self
+
+
+def _bounded(given: Any) -> Any:
+    """Checked before any of them is read, which would hold up other requests."""
+    messages = given if isinstance(given, list) else []
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    count = len(messages) + sum(len(parts) for parts in contents if isinstance(parts, list))
+    if count > MOST:
+        raise ValueError(f"{count} messages and parts are too many; at most {MOST} are allowed")
+    return given
+
+
+Messages = Annotated[list[Message], BeforeValidator(_bounded), Field(min_length=1)]
 
 
 class Function(Shape):

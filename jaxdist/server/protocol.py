@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from jaxdist.server.messages import Message, NamedTool, Tool
+from jaxdist.server.messages import Messages, NamedTool, Tool
 from jaxdist.server.shape import Shape, field_names, without
 from jaxdist.server.structures import Structured
 
@@ -53,7 +53,7 @@ class Generation(Structured):
     """What completions and chats have in common."""
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[Small, Field(ge=1)] | None = None
     max_tokens: Small | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -110,7 +110,7 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Small | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -164,7 +164,7 @@ class TokenizeRequest(Shape):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from jaxdist.inference.engine import Prepared
-from jaxdist.inference.errors import EngineError, RequestError
+from jaxdist.inference.errors import BUSY, EngineError, RequestError
 from jaxdist.inference.guidance.thoughts import Opening
 from jaxdist.inference.outputs import RequestOutput
 from jaxdist.inference.sampling.sampling_params import SamplingParams
@@ -77,6 +77,8 @@ class Job:
                     stream=stream,
                 )
             except RequestError as error:
+                if error.code == BUSY:
+                    raise self.service.busy(str(error).removesuffix("; ask again later")) from None
                 param = (called or {}).get(error.param or "", error.param)
                 raise APIError(str(error)[:1000], param=param, code=error.code) from None
             except ValueError as error:

@@ -129,17 +129,18 @@ class Service:
         """APIError (429) where too many sequences are waiting already."""
         waiting = self._num_waiting()
         if waiting >= self.options.limits.max_queued:
-            raise self._busy(f"{waiting} sequences are waiting")
+            raise self.busy(f"{waiting} sequences are waiting")
 
     def check_open(self) -> None:
         """APIError (429) where too many requests are open, the one that asks being one."""
         if self.num_open > self.options.limits.max_concurrent:
-            raise self._busy(f"{self.num_open - 1} requests are open")
+            raise self.busy(f"{self.num_open - 1} requests are open")
 
     def _num_waiting(self) -> int:
         return self.model.engine.stats().num_waiting if self.model else 0
 
-    def _busy(self, what: str) -> APIError:
+    def busy(self, what: str) -> APIError:
+        """The refusal (429) of what may be asked again later."""
         return APIError(
             f"{what}; try again later",
             status=429,

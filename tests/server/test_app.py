@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jaxdist import __version__
+from jaxdist.inference.guidance import grammar
 
+PARTS = [{"type": "text", "text": "a"}]
 USER = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": USER, "max_tokens": 12, "seed": 5}
 CHATS = "/v1/chat/completions"
@@ -333,6 +335,10 @@ def test_models_have_names(server):
         ("/v1/completions", {"prompt": "a", "stop": "x" * 9999}, 400, "stop"),
         ("/v1/completions", {"prompt": ["a"] * 999}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "n": 999}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "n": int("9" * 4000)}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "guided_json": "false"}, 400, "guided_json"),
+        (CHATS, {"messages": USER * 9000}, 400, "messages"),
+        (CHATS, {"messages": [USER[0] | {"content": PARTS * 9000}]}, 400, "messages"),
         ("/v1/completions", {"prompt": "a", "allowed_token_ids": []}, 400, "allowed_token_ids"),
         ("/v1/completions", {"prompt": "a", "bad_words": [""]}, 400, "bad_words"),
         ("/v1/completions", {"prompt": "a", "guided_regex": "(a"}, 400, "guided_regex"),
@@ -353,7 +359,7 @@ def test_what_cannot_be_is_refused(server, path, body, status, param):
     answer = server.post(path, body)
     assert answer.status_code == status
     error = answer.json()["error"]
-    assert error["param"] == param and error["message"]
+    assert error["param"] == param and 0 < len(error["message"]) < 500
 
 
 @pytest.mark.parametrize(
@@ -370,6 +376,18 @@ def test_what_cannot_be_is_refused(server, path, body, status, param):
 def test_a_wrong_method_is_told_the_right_ones(server, method, path, status, allow):
     answer = server.client.request(method, path)
     assert (answer.status_code, answer.headers.get("allow")) == (status, allow)
+
+
+def test_a_structure_that_found_no_time_may_be_sent_again(server, monkeypatch):
+    def busy(*given):
+        raise grammar.Busy("other structures are being tried; ask again later")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar, "compile", busy)
+        answer = server.post("/v1/completions", {"prompt": "a", "guided_regex": "a"})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    message = answer.json()["error"]["message"]
+    assert message == "other structures are being tried; try again later"
 
 
 def test_a_prompt_that_is_too_long_says_both_numbers(server):

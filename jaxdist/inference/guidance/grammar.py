@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import Tokenizer
-from jaxdist.inference.guidance.grammar_checker import Checker, make_tokenizer, start
+from jaxdist.inference.guidance.grammar_checker import Checkers, make_tokenizer, start
 from jaxdist.inference.guidance.json_schema import schema_text
 from jaxdist.inference.guidance.token_bytes import token_bytes
 from jaxdist.inference.sampling.sampling_params import StructuredOutputsParams
@@ -89,6 +89,10 @@ class Matcher:
         return mask
 
 
+class Busy(UsageError):
+    """Nothing is known of the grammar: there was no time to try it."""
+
+
 class _Compiler:
     """One tokenizer's grammars, the ones used last at hand."""
 
@@ -102,7 +106,7 @@ class _Compiler:
         self._eos_ids = frozenset(eos_ids)
         vocabulary = (tokens, sorted({*special, *eos_ids}), list(eos_ids))
         self._tokenizer: LLTokenizer = make_tokenizer(*vocabulary, tokenizer.encode)
-        self._checker = Checker(*vocabulary)
+        self._checkers = Checkers(*vocabulary)
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Grammar | str] = OrderedDict()  # or why it is refused
 
@@ -124,7 +128,10 @@ class _Compiler:
         return found
 
     def _try(self, text: str) -> tuple[Grammar | str, bool]:
-        fault, is_lasting = self._checker.check(text)
+        checked = self._checkers.check(text)
+        if checked is None:
+            raise Busy("other structures are being tried; ask again later")
+        fault, is_lasting = checked
         if fault is not None:
             return _one_line(fault), is_lasting
         return Grammar(start(self._tokenizer, text), self._eos_ids, self._vocab_size), True
@@ -144,7 +151,7 @@ def compile(
     """The grammar of a structured output, for texts of `tokenizer`; from any thread.
 
     eos_ids: Tokens that end a text; the tokenizer's one by default. Raises UsageError, within
-    seconds, for a grammar that is wrong, too large or too slow.
+    seconds, for a grammar that is wrong, too large or too slow, and Busy where others are.
     """
     return _compiler(tokenizer, eos_ids).compile(structured)
 

@@ -19,6 +19,8 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 SECONDS = 4.0  # to compile, and for the first steps
+WAIT = 8.0  # seconds that a grammar waits for its turn
+_AT_ONCE = 4  # grammars that are tried; more wait, and one that is slow holds up few
 _START_SECONDS = 120.0  # for the process to begin, with its vocabulary
 _STACK = 1 << 20  # bytes, an eighth of what the engine's threads have
 _MEMORY = 8 << 30  # bytes of address space
@@ -82,6 +84,26 @@ def make_tokenizer(
 def start(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher at the beginning of a text; `is_error` where the grammar is refused."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+
+
+class Checkers:
+    """Some of them for one vocabulary, of which each begins when all before it are at work."""
+
+    def __init__(self, tokens: list[bytes], special: list[int], eos_ids: list[int]):
+        self._turns = threading.Semaphore(_AT_ONCE)
+        # The one that was last at work is asked first: it has begun.
+        self._idle = [Checker(tokens, special, eos_ids) for _ in range(_AT_ONCE)]
+
+    def check(self, grammar: str) -> tuple[str | None, bool] | None:
+        """As `Checker.check`; None where others took all the time."""
+        if not self._turns.acquire(timeout=WAIT):
+            return None
+        checker = self._idle.pop()
+        try:
+            return checker.check(grammar)
+        finally:
+            self._idle.append(checker)
+            self._turns.release()
 
 
 class Checker:

@@ -14,12 +14,14 @@ def schema_text(schema: object) -> str:
     """Raises UsageError where it is not JSON, too deep, or no schema."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
+        if isinstance(value, bool):  # llguidance knows these within a schema only
+            value = {} if value else {"not": {}}
         text = json.dumps(_nudged(value))
     except RecursionError:
         raise UsageError("the JSON schema is too deep; nest it less") from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"the JSON schema is not JSON ({str(error):.100})") from None
-    if not isinstance(value, (dict, bool)):
+    if not isinstance(value, dict):
         raise UsageError('the JSON schema is not an object; give one such as {"type": "object"}')
     return text
 

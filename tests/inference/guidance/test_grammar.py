@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from jaxdist.config import UsageError
 from jaxdist.data.sources import EMBEDDED_FOLDER
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
 from jaxdist.inference.guidance import grammar as grammars
+from jaxdist.inference.guidance import grammar_checker
 from jaxdist.inference.guidance.grammar import Grammar, Matcher
 from jaxdist.inference.guidance.grammar_checker import Checker
 from jaxdist.inference.guidance.token_bytes import token_bytes
@@ -343,6 +346,35 @@ def test_what_takes_too_long_is_given_up():
     checker = Checker(*token_bytes(BYTES), [256])
     assert checker.check(source, seconds=0.01) == ("it takes more than 0.01 s to compile", False)
     assert checker.check(grammars._source(StructuredOutputsParams(regex="a"))[1]) == (None, True)
+
+
+def test_slow_ones_hold_up_others_for_a_while_only(monkeypatch):
+    monkeypatch.setattr(grammar_checker, "WAIT", 0.2)
+    checkers = grammar_checker.Checkers(*token_bytes(BYTES), [256])
+    quick = grammars._source(StructuredOutputsParams(regex="a"))[1]
+    entered, go_on = threading.Barrier(5), threading.Event()
+
+    def check(self, grammar):
+        entered.wait(20)
+        go_on.wait(20)
+        return None, True
+
+    with monkeypatch.context() as slow, ThreadPoolExecutor() as pool:
+        slow.setattr(Checker, "check", check)
+        held = [pool.submit(checkers.check, quick) for _ in range(4)]
+        entered.wait(20)
+        assert checkers.check(quick) is None  # no time was left for it
+        go_on.set()
+        assert [one.result() for one in held] == [(None, True)] * 4
+    assert checkers.check(quick) == (None, True)
+
+
+def test_true_and_false_are_schemas():
+    any_json = grammars.compile(StructuredOutputsParams(json="true"), BYTES).matcher()
+    any_json.advance(b"[1]")
+    assert any_json.is_complete
+    with pytest.raises(UsageError, match="the JSON schema cannot be followed"):
+        grammars.compile(StructuredOutputsParams(json="false"), BYTES)
 
 
 def test_depth_and_breadth_that_people_use_are_taken():
