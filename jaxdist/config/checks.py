@@ -35,6 +35,11 @@ def check_run(config: "RunConfig") -> None:
             "eval.every is set but data.validation_fraction=0 holds no text back; "
             "set --data.validation_fraction 0.05, or --eval.every null"
         )
+    if config.data.validation_sources and config.eval.every is None:
+        raise UsageError(
+            "data.validation_sources are named but eval.every=null never reads them; "
+            "set --eval.every 100, or leave them out"
+        )
     traced = config.profile.first_and_last
     if traced and traced[1] > config.train.steps:
         raise UsageError(

@@ -93,6 +93,10 @@ def changed(**sections: Any) -> RunConfig:
             )
         ),
         (
+            {"eval": {"every": None}, "data": {"validation_sources": ["v.txt"]}},
+            "data.validation_sources are named but eval.every=null never reads them",
+        ),
+        (
             {"eval": {"every": 10}, "data": {"validation_fraction": 0}},
             "validation_fraction",
         ),
