@@ -75,7 +75,8 @@ class Served:
         self._url = f"http://127.0.0.1:{port}"
         command = [spec.python or sys.executable, "-m", "jaxdist.serve", "--model", spec.model]
         command += ["--port", str(port), "--max-num-seqs", str(spec.max_num_seqs)]
-        command += ["--max-model-len", str(spec.max_model_len), "--block-size", str(BLOCK_SIZE)]
+        command += ["--mesh", spec.mesh, "--block-size", str(BLOCK_SIZE)]
+        command += ["--max-model-len", str(spec.max_model_len)]
         command += ["--num-blocks", str(POOL_TOKENS // BLOCK_SIZE)]
         begin = time.monotonic()
         self._child = Child(command, _environment(cache), answers=False)

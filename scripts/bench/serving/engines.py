@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
             if spec.framework != "transformers" or _python(sys.executable, "transformers")
         ]  # fmt: skip
         chosen = [
-            race for race in races(models, tuple(others), quick=options.quick)
+            race
+            for race in races(models, tuple(others), mesh=options.mesh, quick=options.quick)
             if any(fnmatch(race.name, glob) for glob in options.only.split(","))
         ]  # fmt: skip
         if not chosen:
@@ -155,6 +156,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=int, help="turns of each (5; quick: 2)")
     add("--starts", action=argparse.BooleanOptionalAction, default=None,
         help="time two starts of the server, the first without a compilation cache")  # fmt: skip
+    add("--mesh", default="auto", help="jaxdist's: replicas x stages x tensor parallelism")
     add("--model", default=str(MODEL), help="what jaxdist.convert reads")
     add("--work-dir", type=Path, metavar="DIR", help="keeps the converted model for the next time")
     add("--llama-python", default=sys.executable, metavar="PATH", help="has llama-cpp-python")

@@ -18,13 +18,14 @@ class Jaxdist:
     def __init__(self, spec: EngineSpec):
         self._llm = LLM(
             spec.model,
+            mesh=spec.mesh,
             dtype="bfloat16",
             max_num_seqs=spec.max_num_seqs,
             max_model_len=spec.max_model_len,
             block_size=BLOCK_SIZE,
             num_blocks=POOL_TOKENS // BLOCK_SIZE,
         )
-        self.about = {"jax": version("jax"), "dtype": "bfloat16"}
+        self.about = {"jax": version("jax"), "dtype": "bfloat16", "mesh": spec.mesh}
 
     def counters(self) -> dict[str, float]:
         """Seconds outside of the runner and waiting for it, and programs compiled."""

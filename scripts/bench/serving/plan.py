@@ -1,7 +1,7 @@
 """Which engines race, on what, and what is asked of the ratio between them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.serving.spec import OWN_TOKENS, EngineSpec, Task
 
@@ -68,9 +68,11 @@ def peers(
     return tuple(found)
 
 
-def races(models: Models, others: tuple[EngineSpec, ...], *, quick: bool = False) -> Iterator[Race]:
-    """All races; those that share contenders side by side."""
-    jaxdist = EngineSpec(framework="jaxdist", model=models.folder)
+def races(
+    models: Models, others: tuple[EngineSpec, ...], *, mesh: str = "auto", quick: bool = False
+) -> Iterator[Race]:
+    """All races, with jaxdist on `mesh`; those that share contenders side by side."""
+    jaxdist = EngineSpec(framework="jaxdist", model=models.folder, mesh=mesh)
     generated = QUICK_GENERATED if quick else GENERATED
     tasks = {
         f"b{batch}": Task(batch=batch, prompt_tokens=PROMPT, new_tokens=generated)
@@ -101,7 +103,7 @@ def races(models: Models, others: tuple[EngineSpec, ...], *, quick: bool = False
         unit="ms",
     )
     task = Task(batch=NUM_CLIENTS, prompt_tokens=PROMPT, new_tokens=generated)
-    http = EngineSpec(framework="http", model=models.folder)
+    http = replace(jaxdist, framework="http")
     yield Race(
         name=f"http{NUM_CLIENTS}",
         ours=Entry(spec=http, task=task, title=http.title),

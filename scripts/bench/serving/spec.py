@@ -21,6 +21,7 @@ class EngineSpec:
         framework: jaxdist, llamacpp, transformers, vllm, or http: jaxdist behind its server.
         model: A Hugging Face folder with bf16 weights; llama.cpp's: a GGUF file of them.
         max_num_seqs, max_model_len: Most sequences at a time, most tokens of one.
+        mesh: jaxdist's.
         python: Interpreter; empty takes the parent's.
     """
 
@@ -28,6 +29,7 @@ class EngineSpec:
     model: str
     max_num_seqs: int = 32
     max_model_len: int = 1024
+    mesh: str = "auto"
     python: str = field(default="", compare=False)
 
     @property
