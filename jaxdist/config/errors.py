@@ -98,6 +98,11 @@ def one_line_errors(prog: str = "jaxdist") -> Iterator[None]:
         raise SystemExit(EXIT_CODE) from None
     except KeyboardInterrupt:
         raise SystemExit(CTRL_C_EXIT_CODE) from None
+    except SystemExit as leaving:
+        # What rich's Console makes of a reader that has gone has another exit code.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise SystemExit(BROKEN_PIPE_EXIT_CODE) from None
+        raise
 
 
 def _too_large(error: MemoryError | RuntimeError) -> UsageError:

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import pytest
@@ -15,6 +16,27 @@ def test_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
         raise UsageError("steps=0 must be\n  at least 1")
     assert stop.value.code == 2
     assert capsys.readouterr().err == "jaxdist: error: steps=0 must be at least 1\n"
+
+
+@pytest.mark.parametrize("line", ["print('a')", "Console().print('a')"])
+def test_a_reader_that_has_gone_ends_it_quietly(line: str) -> None:
+    code = (
+        "from rich.console import Console\n"
+        "from jaxdist.config import one_line_errors\n"
+        f"input()\nwith one_line_errors(): {line}; print('b', flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert (process.wait(60), process.stderr.read()) == (141, b"")
+    process.stderr.close()
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), FileNotFoundError(2, "gone", "a.txt")])
