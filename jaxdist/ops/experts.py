@@ -2,8 +2,9 @@
 and come back weighted. No expert has a capacity, so no token is dropped.
 
 Rows are sorted by expert and each expert's are padded to whole blocks, so that a block's product
-is with one expert's weight. CPUs loop over the blocks that there are; `lax.ragged_dot`, which
-there costs as if every row went to every expert, serves the other backends.
+is with one expert's weight. CPUs loop over the blocks that there are, GPUs over as many as there
+may be, for which their host need not ask. `lax.ragged_dot` serves TPUs only: on the others it is
+made of dense products, of a copy of all rows for each expert.
 
 Shapes: N = B * T tokens, D hidden size, E experts, F features of an expert, K experts a token
 takes, P padded rows in blocks of Q.
@@ -19,8 +20,8 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from jaxdist.ops.product import platform, product
+from jaxdist.ops.row_blocks import rows_of_block
 
-BLOCK = 64  # rows
 Weights = tuple[Array, Array, Array]  # gate [E, D, F], up [E, D, F], down [E, F, D]
 
 
@@ -59,7 +60,7 @@ def routed_experts(
     x_ND, chosen_NK, shares_NK = (
         a.reshape(-1, a.shape[-1]) for a in (x_BTD, chosen_BTK, shares_BTK)
     )
-    block = BLOCK if platform() == "cpu" else 1
+    block = rows_of_block(chosen_NK.size, gate_EDF.shape[0], platform())
     groups, row_P, place_NK = _groups(chosen_NK - first, gate_EDF.shape[0], block)
     times = partial(grouped or grouped_dot, groups=groups, block=block, compute_dtype=compute_dtype)
     x_PD = x_ND.astype(compute_dtype).at[row_P].get(mode="fill", fill_value=0)
@@ -125,6 +126,21 @@ def grouped_dot(
     return _looped_dot(x_PD, w_EDF, groups, block, compute_dtype)
 
 
+def over_blocks(
+    num_rows: int, groups_E: Array, block: int, body: Callable[[Array, Array, Any], Any], start: Any
+) -> Any:
+    """`body(index, expert, carry)` for each block of the groups; on GPUs for those of no group too.
+
+    A loop whose length only the device knows would have a GPU's host wait for it at every turn.
+    The expert of a block of no group is out of bounds, and counts as the last where one is read.
+    """
+    ends_E = jnp.cumsum(groups_E) // block
+    index = jnp.arange(num_rows // block)
+    owners = (index[:, None] >= ends_E[None, :]).sum(axis=1)
+    count = ends_E[-1] if platform() == "cpu" else len(owners)
+    return lax.fori_loop(0, count, lambda index, carry: body(index, owners[index], carry), start)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _ragged_dot(x_PD: Array, w_EDF: Array, groups_E: Array, compute_dtype: DTypeLike) -> Array:
     """Like `ops.dot`: no copy of the weights is kept, their gradient stays as accumulated.
@@ -162,17 +178,18 @@ def _ragged(dims: Any, a: Array, b: Array, groups_E: Array, compute_dtype: DType
 def _looped_dot(
     x_PD: Array, w_EDF: Array, groups_E: Array, block: int, compute_dtype: DTypeLike
 ) -> Array:
-    owners, num_blocks = experts_of_blocks(x_PD, groups_E, block)
+    w_EDF = _ready(w_EDF, compute_dtype)
 
-    def body(index: Array, out_PF: Array) -> Array:
-        x_QD = lax.dynamic_slice_in_dim(x_PD, index * block, block)
-        out_QF = product(x_QD, w_EDF[owners[index]], ((1,), (0,)), compute_dtype=compute_dtype)
+    def body(index: Array, expert: Array, out_PF: Array) -> Array:
+        x_QD = _rows(x_PD, index * block, block, expert < len(w_EDF))
+        w_DF = lax.dynamic_index_in_dim(w_EDF, expert, keepdims=False)
+        out_QF = product(x_QD, w_DF, ((1,), (0,)), compute_dtype=compute_dtype)
         return lax.dynamic_update_slice_in_dim(
             out_PF, out_QF.astype(compute_dtype), index * block, 0
         )
 
     start = _zeros((x_PD.shape[0], w_EDF.shape[2]), compute_dtype, x_PD, w_EDF)
-    return lax.fori_loop(0, num_blocks, body, start)
+    return over_blocks(x_PD.shape[0], groups_E, block, body, start)
 
 
 def _looped_forward(x_PD: Array, w_EDF: Array, groups_E: Array, *static):
@@ -180,34 +197,42 @@ def _looped_forward(x_PD: Array, w_EDF: Array, groups_E: Array, *static):
 
 
 def _looped_backward(block: int, compute_dtype: DTypeLike, kept, dout_PF: Array):
-    x_PD, w_EDF, groups_E = kept
-    owners, num_blocks = experts_of_blocks(x_PD, groups_E, block)
+    x_PD, master_EDF, groups_E = kept
+    w_EDF = _ready(master_EDF, compute_dtype)
 
-    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def body(index: Array, expert: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         dx_PD, dw_EDF = carry
-        owner = owners[index]
-        x_QD, dout_QF = (lax.dynamic_slice_in_dim(a, index * block, block) for a in (x_PD, dout_PF))
-        dx_QD = product(dout_QF, w_EDF[owner], ((1,), (1,)), compute_dtype=compute_dtype)
+        x_QD = _rows(x_PD, index * block, block, expert < len(w_EDF))
+        dout_QF = _rows(dout_PF, index * block, block, expert < len(w_EDF))
+        w_DF, before_DF = (
+            lax.dynamic_index_in_dim(a, expert, keepdims=False) for a in (w_EDF, dw_EDF)
+        )
+        dx_QD = product(dout_QF, w_DF, ((1,), (1,)), compute_dtype=compute_dtype)
         dw_DF = product(x_QD, dout_QF, ((0,), (0,)), compute_dtype=compute_dtype)
         dx_PD = lax.dynamic_update_slice_in_dim(dx_PD, dx_QD.astype(x_PD.dtype), index * block, 0)
-        return dx_PD, dw_EDF.at[owner].add(dw_DF)
+        dw_EDF = lax.dynamic_update_index_in_dim(dw_EDF, before_DF + dw_DF, expert, 0)
+        return dx_PD, dw_EDF
 
     start = (
         _zeros(x_PD.shape, x_PD.dtype, w_EDF, dout_PF),
         _zeros(w_EDF.shape, jnp.float32, x_PD, dout_PF),
     )
-    dx_PD, dw_EDF = lax.fori_loop(0, num_blocks, body, start)
-    return dx_PD, dw_EDF.astype(w_EDF.dtype), None
+    dx_PD, dw_EDF = over_blocks(x_PD.shape[0], groups_E, block, body, start)
+    return dx_PD, dw_EDF.astype(master_EDF.dtype), None
+
+
+def _rows(a_PD: Array, start: Array, count: int, belong: Array) -> Array:
+    """`count` rows; zeros where they `belong` to no group."""
+    a_QD = lax.dynamic_slice_in_dim(a_PD, start, count)
+    return jnp.where(belong, a_QD, jnp.zeros((), a_QD.dtype))
+
+
+def _ready(w_EDF: Array, compute_dtype: DTypeLike) -> Array:
+    """The weights as GPUs multiply them: cast once and not for each block."""
+    return w_EDF if platform() == "cpu" else w_EDF.astype(compute_dtype)
 
 
 _looped_dot.defvjp(_looped_forward, _looped_backward)
-
-
-def experts_of_blocks(x_PD: Array, groups_E: Array, block: int) -> tuple[Array, Array]:
-    """The expert of each block [P / Q], and how many blocks have one; Q is `block`."""
-    ends_E = jnp.cumsum(groups_E) // block
-    index = jnp.arange(x_PD.shape[0] // block)
-    return (index[:, None] >= ends_E[None, :]).sum(axis=1), ends_E[-1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: DTypeLike, *like: Array) -> Array:

@@ -26,6 +26,7 @@ class Layer:
     tp: int
     sequence_parallel: bool
     bytes: int  # of a number in the compute dtype
+    operand: int | None = None  # of a product's, where it has not `bytes` of them
     row_block: int = 1  # rows of an expert are padded to a multiple of it
 
     @property
@@ -52,6 +53,7 @@ class Layer:
             tp=self.tp,
             bytes=self.bytes,
             row_block=self.row_block,
+            operand=self.operand,
         )
 
     @property
@@ -117,10 +119,21 @@ class Layer:
         """
         block = min(self.length, _SCORE_BLOCK)
         scores = self.rows * self.attention.heads * self.length * block * FP32
-        again = 6 * self.stream if remat == "full" else 0
         expanded = self._tokens * 2 * self._inner * self.bytes
-        routed = 0 if self.routed is None else self.routed.working
+        again = self._working_again if remat == "full" else 0
+        routed = 0 if self.routed is None else self.routed.working(remat)
         return self._all_saved() + expanded + 5 * scores // 4 + again + routed
+
+    @property
+    def _working_again(self) -> int:
+        """What a layer that is made again has on top: seven arrays as wide as the MLP in all.
+
+        Five of them are operands of products, in whatever dtype those take.
+        """
+        more = 2 * self.bytes
+        if self.operand is not None:
+            more -= 5 * (self.bytes - self.operand)
+        return self._tokens * self._inner * more + 2 * self.stream
 
     def scoring(self, vocabulary_rows: int) -> int:
         """While a microbatch is scored: logits of a chunk of tokens, twice, and three streams."""

@@ -6,9 +6,10 @@ layer's backward and one scored microbatch need while they run.
 
 XLA:CPU works on 16-bit numbers as fp32: what is kept has its 16 bits there too, but the layer and
 the microbatch at work take as much as with fp32, but for what a layer makes again to keep it for
-its weight gradients. XLA:TPU (libtpu 0.0.42) makes weights of 16 bits of all layers before the
-loops over them, where the others make those of the layer at work, and copies parameters that a
-gather is to replace before it runs anything.
+its weight gradients, and for operands of products on CPUs that multiply bf16. XLA:TPU (libtpu
+0.0.42) makes weights of 16 bits of all layers before the loops over them, where the others make
+those of the layer at work, and copies parameters that a gather is to replace before it runs
+anything.
 
 Shapes: B rows of a microbatch on this dp member, T tokens, D hidden size, K rows of a stretch.
 """
@@ -17,13 +18,13 @@ from dataclasses import dataclass, replace
 
 from jaxdist.config import MeshShape, ModelConfig, ParallelConfig, RunConfig
 from jaxdist.config.compute import POLICIES
+from jaxdist.ops.row_blocks import rows_of_block
 from jaxdist.parallel.schedules.schedule import Schedule
 from jaxdist.planner.activations import Layer
 from jaxdist.planner.parameters import Counts
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WIDE = 4  # bytes of the numbers that a CPU works with
-_CPU_ROWS = 64  # of an expert's block there (ops/experts.py)
 _MOMENTS = {"adamw": 2, "adam": 2, "muon": 1, "lion": 1, "sgd": 1, "adafactor": 0}
 
 
@@ -53,9 +54,17 @@ class Memory:
 
 
 def estimate(
-    config: RunConfig, mesh: MeshShape, schedule: Schedule, *, platform: str = "gpu"
+    config: RunConfig,
+    mesh: MeshShape,
+    schedule: Schedule,
+    *,
+    platform: str = "gpu",
+    bf16_products: bool = False,
 ) -> Memory:
-    """The memory of a step of `config` on `mesh` (without -1) by `schedule`; platform is JAX's."""
+    """The memory of a step of `config` on `mesh` (without -1) by `schedule`.
+
+    platform: JAX's name. bf16_products: Whether a CPU multiplies bf16 as it is (`ops/product.py`).
+    """
     parallel, train = config.parallel, config.train
     dtypes = _dtypes(config)
     rows = train.global_batch_size // (mesh.dp * parallel.num_microbatches)
@@ -66,9 +75,13 @@ def estimate(
         tp=mesh.tp,
         sequence_parallel=parallel.sequence_parallel,
         bytes=dtypes["compute"],
-        row_block=_CPU_ROWS if platform == "cpu" else 1,
+        row_block=_row_block(config.model, rows * train.sequence_length, mesh.tp, platform),
     )
-    at_work = replace(layer, bytes=max(layer.bytes, _WIDE)) if platform == "cpu" else layer
+    at_work = layer
+    if platform == "cpu":
+        narrow_products = bf16_products and _compute_dtype(config) == "bfloat16"
+        operand = layer.bytes if narrow_products else None
+        at_work = replace(layer, bytes=max(layer.bytes, _WIDE), operand=operand)
     narrow = 0
     if schedule.taps is not None:
         narrow = at_work.made_again(parallel.remat) - layer.made_again(parallel.remat)
@@ -94,6 +107,14 @@ def estimate(
         starting=_starting(layer, parallel, schedule.residuals.size * most),
         updating=gathered,
     )
+
+
+def _row_block(model: ModelConfig, tokens: int, tp: int, platform: str) -> int:
+    """To how many rows a member's experts are padded each."""
+    if not model.num_experts:
+        return 1
+    choices = tokens * model.num_experts_per_tok
+    return rows_of_block(choices, model.num_experts // tp, platform)
 
 
 def _states(config: RunConfig, counts: Counts, dp: int, dtypes: dict[str, int]) -> dict[str, int]:
@@ -136,11 +157,14 @@ def _longest_stretch(
 def _dtypes(config: RunConfig) -> dict[str, int]:
     """Bytes of a number in each role."""
     precision = config.precision
-    compute = precision.compute_dtype or POLICIES[precision.policy]
     roles = {
         "param": precision.param_dtype or "float32",
-        "compute": compute,
+        "compute": _compute_dtype(config),
         "reduce": precision.reduce_dtype or "float32",
         "moment": precision.moment_dtype or "float32",
     }
     return {role: _BYTES[dtype] for role, dtype in roles.items()}
+
+
+def _compute_dtype(config: RunConfig) -> str:
+    return config.precision.compute_dtype or POLICIES[config.precision.policy]

@@ -40,8 +40,12 @@ class Counts:
         return -(-self.total // dp)
 
     def in_passing(self, zero: int, dp: int, compute_bytes: int, reduce_bytes: int) -> int:
-        """Bytes of one layer made whole (ZeRO-3), and of its gradients before they are (ZeRO-2)."""
-        whole = self.layer * compute_bytes if zero >= 3 and dp > 1 else 0
+        """Bytes of layers made whole (ZeRO-3), and of one's gradients before they are (ZeRO-2).
+
+        A layer is whole while it works, the next one is gathered meanwhile, and a third is the
+        gather's result before it is laid out.
+        """
+        whole = 3 * self.layer * compute_bytes if zero >= 3 and dp > 1 else 0
         return whole + (self.layer * reduce_bytes if zero >= 2 else 0)
 
 

@@ -22,6 +22,7 @@ class Routed:
     tp: int
     bytes: int  # of a number in the compute dtype
     row_block: int
+    operand: int | None = None  # of a product's, where it has not `bytes` of them
 
     @property
     def saved(self) -> int:
@@ -61,8 +62,8 @@ class Routed:
     def taps(self) -> int:
         """What weight gradients that are made later wait with.
 
-        The router's; and those of experts where they wait. On CPUs and on several members they do
-        not: a loop or a region gives them with the rows' cotangents.
+        The router's; and those of experts where they wait, on TPUs. A loop over blocks and a region
+        of several members give them with the rows' cotangents.
         """
         router = _FP32 * self.tokens * self.model.num_experts
         rows = self._rows * self.bytes * (self.hidden + 2 * self.model.expert_size)
@@ -80,15 +81,19 @@ class Routed:
     def _waits(self) -> bool:
         return self.tp == 1 and self.row_block == 1
 
-    @property
-    def working(self) -> int:
+    def working(self, remat: str) -> int:
         """While a backward runs: weights in the compute dtype, their gradients, rows either way."""
         model = self.model
         weights = 3 * model.num_experts // self.tp * model.hidden_size * model.expert_size
         narrow = weights * self.bytes if self.bytes < _FP32 else 0
         width = 2 * model.hidden_size + 3 * model.expert_size
         ways = 1 if self.tp == 1 else 2
-        rows = ways * self._rows * self.bytes * width
+        held = ways * self.bytes
+        if ways == 2 and self.operand is not None:
+            held = self.bytes + self.operand
+        rows = self._rows * held * width
+        if remat == "full" and self.tp == 1:
+            rows += self._rows * self.bytes * model.hidden_size
         results = self.tokens * model.num_experts_per_tok * _FP32 * model.hidden_size
         return weights * _FP32 + narrow + rows + ways * results
 

@@ -23,7 +23,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxdist.ops.dot import dot
-from jaxdist.ops.experts import experts_of_blocks, grouped_dot
+from jaxdist.ops.experts import grouped_dot, over_blocks
 from jaxdist.ops.linear import LANES, in_parts, sum_of_parts
 from jaxdist.ops.product import cpu_multiplies_bf16
 from jaxdist.ops.stacks import as_bits, from_bits, read
@@ -124,16 +124,15 @@ def kept_grouped_dot(
         if block == 1:
             whole = _entry(stack, compute_dtype, place)
             return grouped_dot(x_PK, whole, groups=groups_E, block=1, compute_dtype=compute_dtype)
-        expert, num_blocks = experts_of_blocks(x_PK, groups_E, block)
 
-        def body(index: jax.Array, out_PN: jax.Array) -> jax.Array:
+        def body(index: jax.Array, expert: jax.Array, out_PN: jax.Array) -> jax.Array:
             x_QK = lax.dynamic_slice_in_dim(x_PK, index * block, block)
-            weight_KN = _entry(stack, compute_dtype, place, expert[index])
+            weight_KN = _entry(stack, compute_dtype, place, expert)
             out_QN: Any = dot(x_QK, weight_KN, compute_dtype)
             return lax.dynamic_update_slice_in_dim(out_PN, out_QN, index * block, 0)
 
         start = jnp.zeros((len(x_PK), stack.shape[-1]), compute_dtype)
-        return lax.fori_loop(0, num_blocks, body, start)
+        return over_blocks(len(x_PK), groups_E, block, body, start)
 
     return _by_kind(weight, product, x_PK, groups)
 

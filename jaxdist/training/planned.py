@@ -10,6 +10,7 @@ from rich.table import Table
 
 from jaxdist.config import RunConfig
 from jaxdist.config.checks import check_mesh
+from jaxdist.ops.product import cpu_multiplies_bf16
 from jaxdist.parallel.audit import collectives
 from jaxdist.parallel.mesh import make_mesh, shape_of
 from jaxdist.planner.compiled import devices, kernels_of
@@ -119,7 +120,13 @@ def _compile(setup: Setup, hardware: Hardware | None) -> Planned:
     return Planned(
         setup=setup,
         hardware=hardware,
-        estimated=estimate(setup.config, setup.mesh_shape, schedule, platform=platform),
+        estimated=estimate(
+            setup.config,
+            setup.mesh_shape,
+            schedule,
+            platform=platform,
+            bf16_products=cpu_multiplies_bf16(),
+        ),
         compiled_bytes=peak_bytes(compiled.memory_analysis()),
         compile_seconds=seconds,
         traffic=ledger(needed.flows(), collectives(hlo, setup.mesh.shape)),

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxdist.config import DataConfig, ModelConfig, RunConfig, TrainConfig, UsageError
+from jaxdist.config import (
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    UsageError,
+)
 from jaxdist.data import Batch, Loader, make_loader
 
 
@@ -29,7 +36,10 @@ def config(T: int = 8, B: int = 4, seed: int = 0, vocab: int = 257, **data: Any)
         num_attention_heads=1,
     )
     train = TrainConfig(sequence_length=T, global_batch_size=B, steps=10)
-    return RunConfig(seed=seed, mesh="1x1x1", model=model, train=train, data=DataConfig(**data))
+    evaluated = EvalConfig(every=5 if data.get("validation_sources") else None)
+    return RunConfig(
+        seed=seed, mesh="1x1x1", model=model, train=train, eval=evaluated, data=DataConfig(**data)
+    )
 
 
 def text_file(folder: Path, name: str = "a.jsonl", documents: int = 23, letter: str = "") -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from jaxdist.ops import experts
 from jaxdist.ops.activations import swiglu
+from jaxdist.ops.row_blocks import rows_of_block
 
 TOKENS, HIDDEN, EXPERTS, FEATURES, CHOICES = 70, 8, 5, 12, 2
 
@@ -39,9 +40,10 @@ def routed(x, weights, choices, shares, first=0):
 @pytest.mark.parametrize(
     "platform, chosen",
     [
-        *(("cpu", "at random"), ("gpu", "all the same")),
+        *(("cpu", "at random"), ("gpu", "all the same"), ("tpu", "at random")),
         pytest.param("cpu", "all the same", marks=pytest.mark.slow),
         pytest.param("gpu", "at random", marks=pytest.mark.slow),
+        pytest.param("tpu", "all the same", marks=pytest.mark.slow),
     ],
 )
 def test_equals_every_expert_on_every_token(platform, chosen, monkeypatch):
@@ -61,7 +63,7 @@ def test_equals_every_expert_on_every_token(platform, chosen, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_kept_are_neither_weights_nor_anything_wider_than_the_compute_dtype(platform, monkeypatch):
     """In a pipeline it would lie in the rings, once for each microbatch in flight."""
     monkeypatch.setattr(experts, "platform", lambda: platform)
@@ -79,8 +81,9 @@ def test_kept_are_neither_weights_nor_anything_wider_than_the_compute_dtype(plat
     assert wide and all(a.dtype == half for a in wide), found
 
 
-@pytest.mark.parametrize("block", [1, 4])
-def test_gradients_of_weights_are_never_rounded(block):
+@pytest.mark.parametrize("platform, block", [("cpu", 4), ("gpu", 4), ("tpu", 1)])
+def test_gradients_of_weights_are_never_rounded(platform, block, monkeypatch):
+    monkeypatch.setattr(experts, "platform", lambda: platform)
     rows, groups = 40, jnp.array([8, 0, 20, 8], jnp.int32)  # the last four belong to none
     keys = jax.random.split(jax.random.key(1), 3)
     x, dout = (
@@ -97,6 +100,15 @@ def test_gradients_of_weights_are_never_rounded(block):
         for end, size in zip(ends, np.asarray(groups), strict=True)
     ]
     np.testing.assert_allclose(dw, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize(
+    "num_rows, num_experts, rows",
+    [(8192, 8, 256), (24_576, 64, 64), (32, 8, 16), (1 << 24, 8, 2048)],
+)
+def test_a_gpus_blocks_are_as_large_as_padding_allows(num_rows, num_experts, rows):
+    assert rows_of_block(num_rows, num_experts, "gpu") == rows
+    assert rows == 16 or rows * num_experts <= num_rows // 4
 
 
 def test_parts_of_the_experts_add_up():

@@ -8,7 +8,7 @@ import pytest
 
 from jaxdist.config import MeshShape
 from jaxdist.config.command_line import parse
-from jaxdist.ops import experts
+from jaxdist.ops import experts, product
 from jaxdist.parallel.executor import Executor
 from jaxdist.parallel.mesh import make_mesh
 from jaxdist.parallel.microbatches import Microbatches
@@ -37,8 +37,13 @@ def setup_of(mesh: str, *flags: str) -> Setup:
 
 
 def estimated(setup: Setup) -> Memory:
-    platform = setup.mesh.devices.flat[0].platform
-    return estimate(setup.config, setup.mesh_shape, setup.pipeline.schedule, platform=platform)
+    return estimate(
+        setup.config,
+        setup.mesh_shape,
+        setup.pipeline.schedule,
+        platform=setup.mesh.devices.flat[0].platform,
+        bf16_products=product.cpu_multiplies_bf16(),
+    )
 
 
 def held_in_rings(setup: Setup) -> int:
@@ -134,13 +139,13 @@ def test_so_they_are_in_other_models(model, schedule, remat, policy):
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_on_accelerators_weight_gradients_of_experts_wait_too(remat, monkeypatch):
+def test_on_tpus_weight_gradients_of_experts_wait_too(remat, monkeypatch):
     setup = setup_of("1x2x1", *SHARED, *BF16, *SCHEDULES["zb"], "--parallel.remat", remat)
     here = estimated(setup).activations, held_in_rings(setup)
-    monkeypatch.setattr(experts, "platform", lambda: "gpu")
+    monkeypatch.setattr(experts, "platform", lambda: "tpu")
     setup = Setup(setup.config, setup.mesh)
     there = estimate(
-        setup.config, setup.mesh_shape, setup.pipeline.schedule, platform="gpu"
+        setup.config, setup.mesh_shape, setup.pipeline.schedule, platform="tpu"
     ).activations
     assert there == held_in_rings(setup)
     assert here[0] == here[1] < there
@@ -249,9 +254,24 @@ def test_the_peak_is_within_a_tenth(schedule, remat, policy):
     assert estimated(setup).peak == pytest.approx(dry_run.measure(setup).peak, rel=0.1)
 
 
+FULL, DOTS = (["--parallel.remat", remat] for remat in ("full", "dots"))
+
+
 @pytest.mark.slow
-def test_so_it_is_with_experts():
-    setup = setup_of("1x2x1", *EXPERTS)
+@pytest.mark.parametrize(
+    "mesh, model",
+    [
+        ("1x2x1", EXPERTS),
+        ("2x2x1", [*MANY, *FULL, "--parallel.zero", "3"]),
+        ("1x2x1", [*LATENTS, *DOTS, *BF16]),
+        ("1x2x2", [*DEEPSEEK, *FULL, *BF16]),
+        # MLPs much wider than the residual stream.
+        ("1x2x1", [*flags("intermediate_size 1536"), *FULL, *BF16]),
+        ("2x2x1", [*flags("intermediate_size 1536"), *FULL, "--parallel.zero", "3"]),
+    ],
+)
+def test_so_it_is_in_other_models(mesh, model):
+    setup = setup_of(mesh, *model)
     assert estimated(setup).peak == pytest.approx(dry_run.measure(setup).peak, rel=0.1)
 
 
