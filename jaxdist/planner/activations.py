@@ -27,6 +27,7 @@ class Layer:
     sequence_parallel: bool
     bytes: int  # of a number in the compute dtype
     operand: int | None = None  # of a product's, where it has not `bytes` of them
+    stored: int | None = None  # of one that waits between loops, likewise
     row_block: int = 1  # rows of an expert are padded to a multiple of it
 
     @property
@@ -53,7 +54,7 @@ class Layer:
             tp=self.tp,
             bytes=self.bytes,
             row_block=self.row_block,
-            operand=self.operand,
+            stored=self.stored,
         )
 
     @property

@@ -81,7 +81,8 @@ def estimate(
     if platform == "cpu":
         narrow_products = bf16_products and _compute_dtype(config) == "bfloat16"
         operand = layer.bytes if narrow_products else None
-        at_work = replace(layer, bytes=max(layer.bytes, _WIDE), operand=operand)
+        wide = max(layer.bytes, _WIDE)
+        at_work = replace(layer, bytes=wide, operand=operand, stored=layer.bytes)
     narrow = 0
     if schedule.taps is not None:
         narrow = at_work.made_again(parallel.remat) - layer.made_again(parallel.remat)

@@ -22,7 +22,7 @@ class Routed:
     tp: int
     bytes: int  # of a number in the compute dtype
     row_block: int
-    operand: int | None = None  # of a product's, where it has not `bytes` of them
+    stored: int | None = None  # of one that waits between loops, where it has not `bytes` of them
 
     @property
     def saved(self) -> int:
@@ -89,8 +89,8 @@ class Routed:
         width = 2 * model.hidden_size + 3 * model.expert_size
         ways = 1 if self.tp == 1 else 2
         held = ways * self.bytes
-        if ways == 2 and self.operand is not None:
-            held = self.bytes + self.operand
+        if ways == 2 and self.stored is not None:
+            held = self.bytes + self.stored
         rows = self._rows * held * width
         if remat == "full" and self.tp == 1:
             rows += self._rows * self.bytes * model.hidden_size

@@ -23,7 +23,7 @@ WAIT = 8.0  # seconds that a grammar waits for its turn
 _AT_ONCE = 4  # grammars that are tried; more wait, and one that is slow holds up few
 _START_SECONDS = 120.0  # for the process to begin, with its vocabulary
 _STACK = 1 << 20  # bytes, an eighth of what the engine's threads have
-_MEMORY = 8 << 30  # bytes of address space
+_MEMORY = 4 << 30  # bytes of address space
 _STEPS = 16  # taken at random after compiling
 _SPECIAL = b"\xff"  # marks a token that is no text, in llguidance
 
