@@ -8,7 +8,7 @@ an answer must conform to.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from jaxdist.server.messages import Messages, NamedTool, Tool
 from jaxdist.server.shape import Shape, field_names, without
@@ -21,7 +21,20 @@ def _some_or_all(count: int) -> int:
     return count
 
 
+def _counted(given: Any) -> Any:
+    """Checked before any of them is read, which would hold up other requests."""
+    entries = given if isinstance(given, list) else []
+    count = len(entries) + sum(len(ids) for ids in entries if isinstance(ids, list))
+    if count > _MOST_IDS:
+        raise ValueError(f"{count} token ids are too many; at most {_MOST_IDS} are allowed")
+    return given
+
+
+_MOST_IDS = 2**20  # in one request
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Prompts = Annotated[
+    str | list[str] | list[TokenId] | list[list[TokenId]], BeforeValidator(_counted)
+]
 Small = Annotated[int, Field(ge=0, lt=2**31)]
 # Tokens of a prompt to keep, its last ones; -1: as many as there is room for.
 Last = Annotated[int, Field(lt=2**31), AfterValidator(_some_or_all)]
@@ -98,7 +111,7 @@ class Generation(Structured):
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -148,7 +161,7 @@ class EmbeddingRequest(Shape):
     """POST /v1/embeddings."""
 
     model: str | None = None
-    input: str | list[str] | list[TokenId] | list[list[TokenId]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     # ours
@@ -184,7 +197,7 @@ class DetokenizeRequest(Shape):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], BeforeValidator(_counted)]
 
 
 FIELDS = frozenset(field_names(Shape) | {*ELSEWHERE})  # of all requests and their parts
