@@ -76,6 +76,7 @@ class Served:
         command = [spec.python or sys.executable, "-m", "jaxdist.serve", "--model", spec.model]
         command += ["--port", str(port), "--max-num-seqs", str(spec.max_num_seqs)]
         command += ["--mesh", spec.mesh, "--block-size", str(BLOCK_SIZE)]
+        command += [] if spec.mesh == "auto" else ["--simulate"]
         command += ["--max-model-len", str(spec.max_model_len)]
         command += ["--num-blocks", str(POOL_TOKENS // BLOCK_SIZE)]
         begin = time.monotonic()

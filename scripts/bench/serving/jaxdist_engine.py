@@ -4,11 +4,14 @@ from importlib.metadata import version
 
 from bench.serving.spec import BLOCK_SIZE, POOL_TOKENS, EngineSpec
 from jaxdist import LLM, SamplingParams, platform
+from jaxdist.config import MeshShape
 
 
 def start(spec: EngineSpec) -> "Jaxdist":
     """Load the model; programs are compiled by the first turns, which do not count."""
     platform.compilation_cache()
+    if spec.mesh != "auto":
+        platform.simulate_devices(MeshShape.parse(spec.mesh).size)
     return Jaxdist(spec)
 
 
