@@ -16,7 +16,7 @@ class Connection(H11Protocol):
 
     _giving_up: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Begin to wait."""
         super().connection_made(transport)
         self._await_head()
