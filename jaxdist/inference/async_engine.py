@@ -195,7 +195,6 @@ class AsyncEngine:
         with self._wake:
             self._closed = True
             self._wake.notify()
-        self._structures.shutdown(wait=False, cancel_futures=True)
         self._thread.join(timeout)
 
     def _submit(self, command: Callable[[], None], *, late: bool = False) -> None:

@@ -78,7 +78,7 @@ class Job:
                 )
             except RequestError as error:
                 if error.code == BUSY:
-                    raise self.service.busy(str(error).removesuffix("; ask again later")) from None
+                    raise self.service.busy(str(error)) from None
                 param = (called or {}).get(error.param or "", error.param)
                 raise APIError(str(error)[:1000], param=param, code=error.code) from None
             except ValueError as error:

@@ -26,12 +26,15 @@ def serve():
     def run(scenario, **fields):
         async def main():
             runner = FakeRunner(words=WORDS, **fields)
+            before = set(threading.enumerate())  # servers of other tests may still run
             engine = AsyncEngine(Engine(runner, BytesTokenizer()))
+            assert any(thread.name == "engine" for thread in set(threading.enumerate()) - before)
             try:
                 return await asyncio.wait_for(scenario(engine), 20)
             finally:
                 engine.close()
-                assert not any(thread.name == "engine" for thread in threading.enumerate())
+                left = set(threading.enumerate()) - before
+                assert not any(thread.name == "engine" for thread in left)
 
         return asyncio.run(main())
 

@@ -384,7 +384,7 @@ def test_a_wrong_method_is_told_the_right_ones(server, method, path, status, all
 
 def test_a_structure_that_found_no_time_may_be_sent_again(server, monkeypatch):
     def busy(*given):
-        raise grammar.Busy("other structures are being tried; ask again later")
+        raise grammar.Busy("other structures are being tried")
 
     with monkeypatch.context() as patched:
         patched.setattr(grammar, "compile", busy)

@@ -130,7 +130,7 @@ class _Compiler:
     def _try(self, text: str) -> tuple[Grammar | str, bool]:
         checked = self._checkers.check(text)
         if checked is None:
-            raise Busy("other structures are being tried; ask again later")
+            raise Busy("other structures are being tried")
         fault, is_lasting = checked
         if fault is not None:
             return _one_line(fault), is_lasting
