@@ -88,15 +88,22 @@ class Gate:
         allowed = self._service.options.cors_origins
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or origin is None or "*" in allowed:
             return
-        own = urlsplit(origin).netloc == headers.get("host")
-        # A page may have had its own name point at this machine; a key it does not know.
-        own = own and (bool(self._keys) or _is_no_ones_name(urlsplit(origin).hostname or ""))
-        if origin not in allowed and not own:
+        if origin not in allowed and not self._is_own(origin, headers.get("host")):
             raise APIError(
                 "pages of other origins may not use this server; --cors-origin allows one",
                 status=403,
                 code="origin_not_allowed",
             )
+
+    def _is_own(self, origin: str, host: str | None) -> bool:
+        """Whether a page is of this server."""
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname or ""
+        except ValueError:  # it is no address
+            return False
+        # A page may have had its own name point at this machine; a key it does not know.
+        return parts.netloc == host and (bool(self._keys) or _is_no_ones_name(name))
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         job = scope["state"].get("job")

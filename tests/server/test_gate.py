@@ -108,6 +108,7 @@ def test_pages_from_elsewhere_are_refused(locked):
         ("localhost:8000", 200),
         ("rebound.evil.example", 403),  # a name of theirs that leads to this machine
         ("1.2.3.4.evil.example", 403),
+        ("[::1", 403),  # no address at all
     ],
 )
 def test_a_page_whose_name_was_made_to_lead_here_is_refused(server, host, status):
