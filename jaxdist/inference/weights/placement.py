@@ -26,15 +26,7 @@ from jaxdist.inference.weights.huge_pages import into_huge_pages
 from jaxdist.inference.weights.products import block_spec
 from jaxdist.models.layers import Linear, PerLayer
 from jaxdist.models.transformer import Block, Transformer
-from jaxdist.ops.linear import (
-    Blocks,
-    Pieces,
-    Split,
-    fits_blocks,
-    fits_pieces,
-    in_blocks,
-    in_pieces,
-)
+from jaxdist.ops.linear import Blocks, Split, fits_blocks, in_blocks
 from jaxdist.ops.stacks import as_bits, from_bits, read
 from jaxdist.parallel.sharding import Rules, layouts, parameter_specs, shardings
 from jaxdist.quantization import packed_layers
@@ -121,7 +113,7 @@ def layer_of(stack: Block, number: Array | int, dtype: DTypeLike, rules: Rules) 
         leaf = read(leaf, number)
         return from_bits(leaf, dtype) if leaf.dtype == jnp.uint16 else leaf
 
-    return jax.tree.map(one, stack, _splits(stack, rules), is_leaf=_is_whole)
+    return jax.tree.map(one, stack, _splits(stack, rules), is_leaf=_is_kept)
 
 
 def num_layers(stack: Block) -> int:
@@ -134,9 +126,9 @@ def _splits(stack: Block, rules: Rules) -> Any:
 
     def splits(node: Any) -> Any:
         split = _split(node, rules) if isinstance(node, Linear) else None
-        return jax.tree.map(lambda _: split, node, is_leaf=_is_whole)
+        return jax.tree.map(lambda _: split, node, is_leaf=_is_kept)
 
-    return jax.tree.map(splits, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_whole(n))
+    return jax.tree.map(splits, stack, is_leaf=lambda n: isinstance(n, Linear) or _is_kept(n))
 
 
 def _split(linear: Linear, rules: Rules) -> Split:
@@ -147,11 +139,6 @@ def _split(linear: Linear, rules: Rules) -> Split:
 def _is_kept(node: Any) -> bool:
     """Whether it is a weight, or a stack of them, that stays in the blocks of its file."""
     return isinstance(node, (PackedWeight, PerLayer, MixedLayers))
-
-
-def _is_whole(node: Any) -> bool:
-    """Whether it stands for one weight, or one stack, though it is of several arrays."""
-    return isinstance(node, Pieces) or _is_kept(node)
 
 
 def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> list[Block]:
@@ -187,17 +174,10 @@ def _laid_out(leaves: list[Any], structure: Any, mesh: Mesh, rules: Rules) -> li
 
 def _in_blocks(
     w: Array, as_stack: Callable[[Array], Array], split: Split, mesh: Mesh, *lead: str
-) -> Array | Pieces:
-    """A weight that `as_stack` makes [*lead, L, K, N], in blocks, or in pieces if they fit."""
-    in_place = fits_pieces(w.dtype)
-    num_members = mesh.shape["tp"] if split == "columns" else 1
-
-    def lay_out(w: Array) -> Array | Pieces:
-        blocks = in_blocks(as_stack(w))
-        return in_pieces(blocks, num_members) if in_place else blocks
-
-    spec = (*lead, *block_spec(split)) if in_place else (*lead, None, *block_spec(split))
-    return jax.jit(lay_out, out_shardings=NamedSharding(mesh, P(*spec)))(w)
+) -> Array:
+    """A weight that `as_stack` makes [*lead, L, K, N], in blocks."""
+    sharding = NamedSharding(mesh, P(*lead, None, *block_spec(split)))
+    return jax.jit(lambda w: in_blocks(as_stack(w)), out_shardings=sharding)(w)
 
 
 def _kept(weight: PackedWeight | PerLayer, is_linear: bool, mesh: Mesh) -> list[Any]:

@@ -5,7 +5,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxdist.ops.linear import Blocks, Pieces, Split, linear
+from jaxdist.ops.linear import Blocks, Split, linear
 
 _SPECS: dict[Split, tuple[str | None, ...]] = {
     "whole": (),
@@ -27,16 +27,15 @@ def linear_over_tp(x: Array, w: Array | Blocks, compute_dtype: DTypeLike) -> Arr
     if not isinstance(w, Blocks) or w.split == "whole":
         return linear(x, w, compute_dtype)
     split, lead = w.split, (None,) * (x.ndim - 1)
-    layers = () if isinstance(w.stack, Pieces) else (None,)
 
-    def member(x: Array, stack: Array | Pieces, layer: Array | int) -> Array:
+    def member(x: Array, stack: Array, layer: Array | int) -> Array:
         own = linear(x, Blocks(stack, layer), compute_dtype)
         return lax.psum(own, "tp") if split == "rows" else own
 
     return jax.shard_map(
         member,
         axis_names={"tp"},
-        in_specs=(P(*lead, "tp" if split == "rows" else None), P(*layers, *block_spec(split)), P()),
+        in_specs=(P(*lead, "tp" if split == "rows" else None), P(None, *block_spec(split)), P()),
         out_specs=P(*lead, "tp" if split == "columns" else None),
         check_vma=False,
     )(x, w.stack, w.layer)

@@ -1,20 +1,19 @@
 """A runner whose weights lie in blocks serves what one with plain weights does."""
 
-import jax
 import numpy as np
 import pytest
 
 from jaxdist.inference.weights import placement
-from jaxdist.ops import linear, product
+from jaxdist.ops import kernels
 from tests.inference.small_host import Host, runner_of, serve
 
 PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("by_kernels", [True] * kernels.available() + [False])
 @pytest.mark.parametrize("mesh", ["1x1x1", "1x2x1", "1x1x2"])
-def test_blocks_change_no_token(mesh, native, model_of, monkeypatch):
+def test_blocks_change_no_token(mesh, by_kernels, model_of, monkeypatch):
     model = model_of(
         vocab_size=64,
         hidden_size=64,
@@ -29,16 +28,13 @@ def test_blocks_change_no_token(mesh, native, model_of, monkeypatch):
         _, (stack,) = runner._arrays
         weight = stack.mlp.up_proj.weight[...]
         texts = serve(Host(runner, np.random.default_rng(0)), PROMPTS, 5)
-        arrays = jax.tree.leaves(weight)
-        # With the dims of stages and layers; in pieces an array of each layer of a stage.
-        return texts, (len(arrays), arrays[0].ndim, arrays[0].dtype.name)
+        # With the dims of stages and layers.
+        return texts, (weight.ndim, weight.dtype.name)
 
-    for module in (linear, product):
-        monkeypatch.setattr(module, "cpu_multiplies_bf16", lambda: native)
+    monkeypatch.setattr(kernels, "available", lambda: by_kernels)
     texts, kind = served()
-    num_pieces = model.config.num_hidden_layers // int(mesh[2])
-    assert kind == ((num_pieces, 4, "bfloat16") if native else (1, 5, "uint16"))
+    assert kind == (5, "uint32")
     monkeypatch.setattr(placement, "fits_blocks", lambda *_: False)
     expected, kind = served()
-    assert kind == (1, 4, "uint16")  # as bits all the same
+    assert kind == (4, "uint16")  # as bits all the same
     assert texts == expected

@@ -9,22 +9,20 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdist.config import MeshShape
 from jaxdist.inference.weights.products import block_spec, linear_over_tp
-from jaxdist.ops import linear
-from jaxdist.ops.linear import LANES, Blocks, in_blocks, in_pieces
+from jaxdist.ops import kernels
+from jaxdist.ops.linear import LANES, Blocks, in_blocks
 from jaxdist.parallel.mesh import make_mesh
 
 
-@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("by_kernels", [True] * kernels.available() + [False])
 @pytest.mark.parametrize("split", ["whole", "columns", "rows"])
-def test_equals_the_plain_weight(split, pieces, monkeypatch):
-    monkeypatch.setattr(linear, "TOGETHER", 2)  # a member's three blocks in two pieces
+def test_equals_the_plain_weight(split, by_kernels, monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda: by_kernels)
     mesh = make_mesh(MeshShape(tp=2))
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(3, 1, 24)), jnp.float32)
     stack = jnp.asarray(rng.normal(size=(2, 24, 6 * LANES)), jnp.bfloat16)
     blocks, spec = in_blocks(stack), (None, *block_spec(split))
-    if pieces:
-        blocks, spec = in_pieces(blocks, 2 if split == "columns" else 1), spec[1:]
     blocks = jax.device_put(blocks, NamedSharding(mesh, P(*spec)))
 
     def product(x, blocks):

@@ -1,0 +1,117 @@
+"""Python functions, compiled by numba, as operations of an XLA program.
+
+XLA calls an operation with the address of a frame (xla/ffi/api/c_api.h, version 0.3 of the typed
+FFI), which says where its operands and results lie. A frame may also ask which version was meant.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
+
+VERSION = (0, 3)
+# Bytes from the start of each structure.
+_EXTENSION, _ARGUMENTS, _RESULTS = 8, 72, 112  # of a frame
+_KIND, _METADATA = 8, 24  # of an extension
+_MAJOR, _MINOR = 24, 28  # of metadata
+_DATA, _DIMS = 24, 40  # of a buffer
+_ASKS_VERSION = 1  # kind of an extension
+
+compiled = njit(nogil=True, error_model="numpy", boundscheck=False)
+
+
+@intrinsic
+def word(typing: Any, address: Any) -> Any:
+    """The 64-bit integer at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def half_word(typing: Any, address: Any) -> Any:
+    """The 32-bit integer at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.load(pointer)
+
+    return types.int32(types.int64), code
+
+
+@intrinsic
+def put_half_word(typing: Any, address: Any, value: Any) -> Any:
+    """Write a 32-bit integer to an address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, value = arguments
+        builder.store(value, builder.inttoptr(address, ir.IntType(32).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int32), code
+
+
+@compiled
+def operand(frame: int, number: int) -> int:
+    """Address of an operand's numbers."""
+    return word(word(word(frame + _ARGUMENTS) + 8 * number) + _DATA)
+
+
+@compiled
+def size(frame: int, number: int, dim: int) -> int:
+    """Of an operand's dim."""
+    return word(word(word(word(frame + _ARGUMENTS) + 8 * number) + _DIMS) + 8 * dim)
+
+
+@compiled
+def result(frame: int, number: int) -> int:
+    """Address of a result's numbers."""
+    return word(word(word(frame + _RESULTS) + 8 * number) + _DATA)
+
+
+@compiled
+def _answers_version(frame: int) -> bool:
+    extension = word(frame + _EXTENSION)
+    if extension == 0 or half_word(extension + _KIND) != _ASKS_VERSION:
+        return False
+    metadata = word(extension + _METADATA)
+    put_half_word(metadata + _MAJOR, VERSION[0])
+    put_half_word(metadata + _MINOR, VERSION[1])
+    return True
+
+
+@functools.cache
+def _registered(operation: Callable[[int], None]) -> str:
+    """The name under which XLA knows it."""
+
+    def entry(frame: int) -> int:
+        if not _answers_version(frame):
+            operation(frame)
+        return 0  # no error
+
+    name = f"jaxdist_{operation.__name__}"
+    address = cfunc(types.int64(types.int64), nopython=True)(entry)
+    _ENTRIES.append(address)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address.ctypes), platform="cpu")
+    return name
+
+
+_ENTRIES: list[Any] = []  # compiled code lives as long as its object
+
+
+def call(
+    operation: Callable[[int], None],
+    results: Sequence[jax.ShapeDtypeStruct],
+    *operands: jax.Array,
+    in_place: dict[int, int] | None = None,
+) -> list[jax.Array]:
+    """The results of a compiled `operation(frame)`; `in_place` maps operands to results."""
+    name = _registered(operation)
+    return jax.ffi.ffi_call(name, list(results), input_output_aliases=in_place)(*operands)
