@@ -4,8 +4,9 @@ Shapes: S stages, D replicas, P blocks, C tokens a block, K key/value heads, H h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jaxdist.ops import paged_attention, paged_attention_gpu
+from jaxdist.ops import kernels, paged_attention, paged_attention_gpu
 from jaxdist.ops.paged_attention import Pages
 
 
@@ -89,6 +90,20 @@ CPU = Paging(
     write=partial(paged_attention.write_pages, key_page="k h c"),
     attend=partial(paged_attention.paged_attention, key_page="k h c"),
 )
+
+
+def _by_kernels(name: str) -> Callable[..., Any]:
+    """A function of the kernels' module, which is loaded when it is called."""
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        from jaxdist.ops.kernels import paged_attention
+
+        return getattr(paged_attention, name)(*arguments, **options)
+
+    return function
+
+
+CPU_KERNELS = replace(CPU, write=_by_kernels("write_pages"), attend=_by_kernels("paged_attention"))
 GPU = Paging(
     key_dims="K P C H",
     value_dims="K P C H",
@@ -101,4 +116,5 @@ GPU = Paging(
 
 def paging_of(mesh: Mesh) -> Paging:
     """That of the mesh's devices."""
-    return {"gpu": GPU, "cpu": CPU}.get(mesh.devices.flat[0].platform, PLAIN)
+    cpu = CPU_KERNELS if kernels.available() else CPU
+    return {"gpu": GPU, "cpu": cpu}.get(mesh.devices.flat[0].platform, PLAIN)

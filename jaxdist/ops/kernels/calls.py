@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
 VERSION = (0, 3)
@@ -56,6 +57,32 @@ def put_half_word(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int32), code
+
+
+@intrinsic
+def _pointer(typing: Any, address: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), code
+
+
+@compiled
+def floats(address: int, shape: Any) -> Any:
+    """The fp32 numbers at an address as an array of this shape."""
+    return carray(_pointer(address), shape, np.float32)
+
+
+@compiled
+def integers(address: int, shape: Any) -> Any:
+    """Likewise of 32-bit integers."""
+    return carray(_pointer(address), shape, np.int32)
+
+
+@compiled
+def halves(address: int, shape: Any) -> Any:
+    """Likewise of 16 bits."""
+    return carray(_pointer(address), shape, np.uint16)
 
 
 @compiled

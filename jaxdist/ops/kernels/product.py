@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.ops.kernels.calls import call, compiled, half_word, operand, result, size
-from jaxdist.ops.kernels.tiles import Kind, features, tile, vector_size
-
-MOST = 6  # rows of a tile
+from jaxdist.ops.kernels.tiles import Kind, features, strip, strip_columns
 
 
 def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.Array:
@@ -32,10 +30,7 @@ def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.A
 
 @functools.cache
 def _operation(kind: Kind) -> Callable[[int], None]:
-    # 512 bits have 32 registers, 24 of them for sums; 256 bits have 16.
-    vectors = 4 if vector_size() == 16 else 2
-    one, two, three, four, five, six = (tile(kind, rows, vectors) for rows in range(1, MOST + 1))
-    columns = vectors * vector_size()
+    multiply_strip, columns = strip(kind), strip_columns()
     x_size, step = (2, 2) if kind == "bf16" else (4, 2 if kind == "widened" else 1)
 
     def product(frame: int) -> None:
@@ -49,25 +44,7 @@ def _operation(kind: Kind) -> Callable[[int], None]:
             for first in range(0, lanes, columns):
                 w_here = w + block * block_bytes + 4 * first
                 out_here = out + 4 * (block * lanes + first)
-                row = 0
-                while row < rows:
-                    left = rows - row
-                    # As even as can be: 8 rows are 4 and 4.
-                    now = -(-left // -(-left // MOST))
-                    a, b = x + row * x_row, out_here + row * out_row
-                    if now == 6:
-                        six(a, w_here, b, depth, x_row, w_row, out_row)
-                    elif now == 5:
-                        five(a, w_here, b, depth, x_row, w_row, out_row)
-                    elif now == 4:
-                        four(a, w_here, b, depth, x_row, w_row, out_row)
-                    elif now == 3:
-                        three(a, w_here, b, depth, x_row, w_row, out_row)
-                    elif now == 2:
-                        two(a, w_here, b, depth, x_row, w_row, out_row)
-                    else:
-                        one(a, w_here, b, depth, x_row, w_row, out_row)
-                    row += now
+                multiply_strip(x, w_here, out_here, rows, depth, x_row, w_row, out_row)
 
     product.__name__ = f"product_{kind}"
     return compiled(product)

@@ -14,9 +14,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from jaxdist.ops.kernels.calls import compiled
+
 # What is multiplied: two bf16 at a time by the processor; two bf16, widened; one fp32.
 Kind = Literal["bf16", "widened", "fp32"]
 
+MOST = 6  # rows of a tile
 _FLOAT, _INT, _WORD = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
@@ -30,6 +33,51 @@ def features() -> frozenset[str]:
 def vector_size() -> int:
     """Numbers of 32 bits in a register."""
     return 16 if "avx512f" in features() else 8
+
+
+@functools.cache
+def strip(kind: Kind) -> Callable[..., None]:
+    """f(x, w, out, rows, depth, x_stride, w_stride, out_stride), as `tile` for any number of rows.
+
+    Its columns are `strip_columns()`.
+    """
+    vectors = strip_columns() // vector_size()
+    one, two, three, four, five, six = (tile(kind, rows, vectors) for rows in range(1, MOST + 1))
+
+    def strip(
+        x: int,
+        w: int,
+        out: int,
+        rows: int,
+        depth: int,
+        x_stride: int,
+        w_stride: int,
+        out_stride: int,
+    ) -> None:
+        while rows > 0:
+            now = -(-rows // -(-rows // MOST))  # as even as can be: 8 rows are 4 and 4
+            if now == 6:
+                six(x, w, out, depth, x_stride, w_stride, out_stride)
+            elif now == 5:
+                five(x, w, out, depth, x_stride, w_stride, out_stride)
+            elif now == 4:
+                four(x, w, out, depth, x_stride, w_stride, out_stride)
+            elif now == 3:
+                three(x, w, out, depth, x_stride, w_stride, out_stride)
+            elif now == 2:
+                two(x, w, out, depth, x_stride, w_stride, out_stride)
+            else:
+                one(x, w, out, depth, x_stride, w_stride, out_stride)
+            rows -= now
+            x += now * x_stride
+            out += now * out_stride
+
+    return compiled(strip)
+
+
+def strip_columns() -> int:
+    """512 bits have 32 registers, 24 of them for sums; 256 bits have 16, 12 of them for sums."""
+    return 64 if vector_size() == 16 else 16
 
 
 @functools.cache

@@ -1,0 +1,311 @@
+"""Attention over pages, and the writing of new ones, without a copy of either.
+
+The pages of some keys are widened into a core's cache and multiplied there with all queries of a
+row that share them. A query sees the same sums in the same order however many others there are: a
+prefix that is cached, or a prompt that is cut, changes no bit.
+
+Shapes: as in `ops.paged_attention`; keys lie by column, [P, K, H, C].
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from numba import njit
+
+from jaxdist.ops import paged_attention as plain
+from jaxdist.ops.kernels.calls import (
+    call,
+    compiled,
+    floats,
+    half_word,
+    halves,
+    integers,
+    operand,
+    result,
+    size,
+)
+from jaxdist.ops.kernels.numbers import exp, from_bf16, to_bf16
+from jaxdist.ops.kernels.tiles import strip, strip_columns
+from jaxdist.ops.paged_attention import Pages, Rows
+
+CHUNK = 64  # keys looked at together
+QUERIES = 48  # rows of queries, of all heads that share their keys, looked at together
+_ALL = 2**30  # keys: more than there are
+_LOWEST = np.float32(-1e30)  # below every score
+_MASKED = np.float32(-3e30)  # of weight 0 whatever the highest score is
+
+
+def write_pages(
+    pages: Pages, k_BTKH: jax.Array, v_BTKH: jax.Array, rows: Rows, *, dtype: DTypeLike
+) -> Pages:
+    """As `ops.paged_attention.write_pages`, in place; padding is written nowhere."""
+    if not _has_kernel(pages, dtype):
+        return plain.write_pages(pages, k_BTKH, v_BTKH, rows, dtype=dtype, key_page="k h c")
+    pools = [jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pages]
+    new = (x.astype(jnp.float32) for x in (k_BTKH, v_BTKH))
+    operation = _write(pages.keys.dtype == jnp.uint16)
+    return Pages(*call(operation, pools, *pages, *new, *rows, in_place={0: 0, 1: 1}))
+
+
+def paged_attention(
+    q_BTNH: jax.Array,
+    pages: Pages,
+    rows: Rows,
+    *,
+    dtype: DTypeLike,
+    sliding_window: int | None = None,
+    is_local: bool | jax.Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """As `ops.paged_attention.paged_attention`; 0 for queries that are padding."""
+    if not _has_kernel(pages, dtype):
+        return plain.paged_attention(
+            q_BTNH,
+            pages,
+            rows,
+            dtype=dtype,
+            key_page="k h c",
+            sliding_window=sliding_window,
+            is_local=is_local,
+            scale=scale,
+            softcap=softcap,
+        )
+    factor = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
+    scaled_BTNH = q_BTNH.astype(jnp.float32) * factor
+    window = _ALL if sliding_window is None else sliding_window
+    if is_local is not None:
+        window = jnp.where(is_local, window, _ALL)
+    out = jax.ShapeDtypeStruct((*q_BTNH.shape[:-1], pages.values.shape[-1]), jnp.float32)
+    operation = _attend(pages.keys.dtype == jnp.uint16, softcap)
+    windows = jnp.asarray(window, jnp.int32).reshape(1)
+    results = [out, _scratch(q_BTNH.shape, pages)]
+    return call(operation, results, scaled_BTNH, *pages, *rows, windows)[0].astype(q_BTNH.dtype)
+
+
+def _scratch(q_shape: tuple[int, ...], pages: Pages) -> jax.ShapeDtypeStruct:
+    """What the kernel keeps of a chunk: keys, values, and of its queries scores, sums and state."""
+    _, kv_heads, width, page_size = pages.keys.shape
+    group = q_shape[2] // kv_heads
+    sizes = _sizes.py_func(group, page_size, pages.values.shape[-1], strip_columns())
+    together, chunk, k_columns, v_columns = sizes
+    rows = together * group
+    numbers = (width + rows) * k_columns + (chunk + 2 * rows) * v_columns + 3 * rows
+    return jax.ShapeDtypeStruct((numbers,), jnp.float32)
+
+
+@compiled
+def _sizes(group: int, page_size: int, value_width: int, columns: int) -> tuple[int, ...]:
+    """Queries and keys looked at together; columns of keys and values, in whole strips."""
+    together = max(1, QUERIES // group)
+    chunk = max(1, CHUNK // page_size) * page_size
+    return together, chunk, -(-chunk // columns) * columns, -(-value_width // columns) * columns
+
+
+def _has_kernel(pages: Pages, dtype: DTypeLike) -> bool:
+    """bf16 as bits, or fp32."""
+    return pages.keys.dtype == jnp.float32 or (
+        pages.keys.dtype == jnp.uint16 and jnp.dtype(dtype) == jnp.bfloat16
+    )
+
+
+@functools.cache
+def _write(of_bits: bool) -> Callable[[int], None]:
+    pool = halves if of_bits else floats
+
+    @compiled
+    def stored(number):
+        if of_bits:
+            return to_bf16(number)
+        return number if np.isfinite(number) else np.float32(0)
+
+    def write_pages(frame: int) -> None:
+        pages, heads = size(frame, 0, 0), size(frame, 0, 1)
+        width, page_size, value_width = size(frame, 0, 2), size(frame, 0, 3), size(frame, 1, 3)
+        rows, queries = size(frame, 2, 0), size(frame, 2, 1)
+        keys = pool(result(frame, 0), (pages, heads, width, page_size))
+        values = pool(result(frame, 1), (pages, page_size, heads, value_width))
+        k = floats(operand(frame, 2), (rows, queries, heads, width))
+        v = floats(operand(frame, 3), (rows, queries, heads, value_width))
+        positions, counts = integers(operand(frame, 4), rows), integers(operand(frame, 5), rows)
+        tables = integers(operand(frame, 6), (rows, size(frame, 6, 1)))
+        for row in range(rows):
+            for query in range(counts[row]):
+                position = positions[row] + query
+                page, place = tables[row, position // page_size], position % page_size
+                for head in range(heads):
+                    for h in range(width):
+                        keys[page, head, h, place] = stored(k[row, query, head, h])
+                    for h in range(value_width):
+                        values[page, place, head, h] = stored(v[row, query, head, h])
+
+    write_pages.__name__ = f"write_pages_{'bf16' if of_bits else 'fp32'}"
+    return compiled(write_pages)
+
+
+@functools.cache
+def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
+    pool = halves if of_bits else floats
+    cap = np.float32(softcap or 0)
+    multiply, columns = strip("fp32"), strip_columns()
+
+    number_size = 2 if of_bits else 4
+
+    @compiled
+    def widen(source, target, count):
+        """Stored numbers at an address as fp32 at another."""
+        stored, numbers = pool(source, count), floats(target, count)
+        for i in range(count):
+            numbers[i] = from_bf16(stored[i]) if of_bits else stored[i]
+
+    @njit(nogil=True, error_model="numpy", fastmath={"contract", "nnan", "nsz", "reassoc"})
+    def softmax(address, count, most, total, start, earliest, latest):
+        """Scores of a chunk as weights; the new maximum, sum, and what older ones shrink to."""
+        scores = floats(address, count)
+        if cap > 0:
+            for s in range(count):
+                scores[s] = cap * np.float32(math.tanh(scores[s] / cap))
+        if start < earliest or latest < start + count - 1:
+            for s in range(count):
+                scores[s] = scores[s] if earliest <= start + s <= latest else _MASKED
+        higher = most
+        for s in range(count):
+            higher = max(higher, scores[s])
+        shrink, added = exp(most - higher), np.float32(0)
+        for s in range(count):
+            scores[s] = exp(scores[s] - higher)
+            added += scores[s]
+        return higher, total * shrink + added, shrink
+
+    @compiled
+    def clear(address, count):
+        numbers = floats(address, count)
+        for i in range(count):
+            numbers[i] = 0
+
+    @compiled
+    def put(address, factor, source, count):
+        """source * factor."""
+        target, numbers = floats(address, count), floats(source, count)
+        for h in range(count):
+            target[h] = numbers[h] * factor
+
+    @njit(nogil=True, error_model="numpy", fastmath={"contract"})
+    def add(address, factor, added, count):
+        """sums * factor + added."""
+        sums, more = floats(address, count), floats(added, count)
+        for h in range(count):
+            sums[h] = sums[h] * factor + more[h]
+
+    @compiled
+    def widen_chunk(keys, values, table, start, num_keys, head, dims, k_here, v_here):
+        """The keys of some pages, as [H, padded], and the values, as [C, padded]."""
+        kv_heads, page_size, width, value_width, k_row, v_row = dims
+        for place in range(0, num_keys, page_size):
+            page = half_word(table + 4 * ((start + place) // page_size))
+            source = keys + number_size * (page * kv_heads + head) * width * page_size
+            for h in range(width):
+                own = source + number_size * h * page_size
+                widen(own, k_here + h * k_row + 4 * place, page_size)
+            source = values + number_size * (page * page_size * kv_heads + head) * value_width
+            for c in range(page_size):
+                own = source + number_size * c * kv_heads * value_width
+                widen(own, v_here + (place + c) * v_row, value_width)
+
+    def attention(frame: int) -> None:
+        rows, queries = size(frame, 0, 0), size(frame, 0, 1)
+        heads, width = size(frame, 0, 2), size(frame, 0, 3)
+        kv_heads, page_size = size(frame, 1, 1), size(frame, 1, 3)
+        value_width, table_size = size(frame, 2, 3), size(frame, 5, 1)
+        keys, values = operand(frame, 1), operand(frame, 2)
+        positions, counts = integers(operand(frame, 3), rows), integers(operand(frame, 4), rows)
+        window = half_word(operand(frame, 6))
+
+        group = heads // kv_heads
+        together, chunk, k_columns, v_columns = _sizes(group, page_size, value_width, columns)
+        k_row, v_row = 4 * k_columns, 4 * v_columns
+        dims = (kv_heads, page_size, width, value_width, k_row, v_row)
+        k_here = result(frame, 1)
+        v_here = k_here + width * k_row
+        scores = v_here + chunk * v_row
+        sums = scores + together * group * k_row
+        added = sums + together * group * v_row
+        states = floats(added + together * group * v_row, (3, together * group))
+        most, total, shrink = states[0], states[1], states[2]
+        clear(k_here, width * k_columns)
+        clear(v_here, chunk * v_columns)
+        for row in range(rows):
+            count = counts[row]
+            table = operand(frame, 5) + 4 * row * table_size
+            # Queries of a head lie heads * width apart, and so do its results.
+            q_row, out_row = 4 * heads * width, 4 * heads * value_width
+            q = operand(frame, 0) + row * queries * q_row
+            out = result(frame, 0) + row * queries * out_row
+            clear(out + count * out_row, (queries - count) * heads * value_width)
+            for head in range(kv_heads):
+                for first in range(0, count, together):
+                    num_queries = min(together, count - first)
+                    num_rows = num_queries * group
+                    position = positions[row] + first
+                    end = position + num_queries
+                    clear(sums, num_rows * v_columns)
+                    for r in range(num_rows):
+                        most[r], total[r] = _LOWEST, 0
+                    start = max(0, position - window + 1) // chunk * chunk
+                    while start < end:
+                        num_keys = min(chunk, end - start)
+                        widen_chunk(
+                            keys, values, table, start, num_keys, head, dims, k_here, v_here
+                        )
+                        for query in range(num_queries):
+                            own = q + (first + query) * q_row + 4 * head * group * width
+                            own_scores = scores + query * group * k_row
+                            for column in range(0, k_row, 4 * columns):
+                                multiply(
+                                    own,
+                                    k_here + column,
+                                    own_scores + column,
+                                    group,
+                                    width,
+                                    4 * width,
+                                    k_row,
+                                    k_row,
+                                )
+                        for r in range(num_rows):
+                            latest = position + r // group
+                            most[r], total[r], shrink[r] = softmax(
+                                scores + r * k_row,
+                                chunk,
+                                most[r],
+                                total[r],
+                                start,
+                                latest - window + 1,
+                                latest,
+                            )
+                        for column in range(0, v_row, 4 * columns):
+                            multiply(
+                                scores,
+                                v_here + column,
+                                added + column,
+                                num_rows,
+                                num_keys,
+                                k_row,
+                                v_row,
+                                v_row,
+                            )
+                        for r in range(num_rows):
+                            add(sums + r * v_row, shrink[r], added + r * v_row, v_columns)
+                        start += chunk
+                    for r in range(num_rows):
+                        own = out + (first + r // group) * out_row
+                        own += 4 * (head * group + r % group) * value_width
+                        scale = 1 / max(total[r], np.float32(1e-30))
+                        put(own, scale, sums + r * v_row, value_width)
+
+    attention.__name__ = f"paged_attention_{'bf16' if of_bits else 'fp32'}_{cap}"
+    return compiled(attention)
