@@ -109,7 +109,7 @@ def paged_attention(
 
     given = (scaled_BTNH, rows._replace(tables=tables))
     # The largest power of two of rows that have no more than QUERIES together and divides them.
-    together = math.gcd(batch, max(1, 1 << (QUERIES // length).bit_length() - 1))
+    together = math.gcd(batch, 1 << max(1, QUERIES // length).bit_length() - 1)
     if together == batch:
         out_BTNH = some(given)
     else:

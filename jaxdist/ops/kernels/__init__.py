@@ -12,12 +12,15 @@ import jax
 
 @functools.cache
 def available() -> bool:
-    """Whether kernels run here: numba is installed, and the processor has AVX2 and FMA."""
+    """Whether kernels run here: numba is installed, XLA calls as they expect, and the processor
+    has AVX2 and FMA.
+    """
     if find_spec("numba") is None:
         return False
+    from jaxdist.ops.kernels.calls import MAJOR, installed_version
     from jaxdist.ops.kernels.tiles import features
 
-    return {"avx2", "fma"} <= features()
+    return installed_version()[0] == MAJOR and {"avx2", "fma"} <= features()
 
 
 def multiply(*arguments: Any) -> jax.Array:

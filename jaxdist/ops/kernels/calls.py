@@ -1,11 +1,14 @@
 """Python functions, compiled by numba, as operations of an XLA program.
 
-XLA calls an operation with the address of a frame (xla/ffi/api/c_api.h, version 0.3 of the typed
-FFI), which says where its operands and results lie. A frame may also ask which version was meant.
+XLA calls an operation with the address of a frame (xla/ffi/api/c_api.h, version 0 of the typed
+FFI), which says where its operands and results lie. A frame may also ask which version was meant:
+minor ones only add to what is there, so that it is the one that is installed.
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +17,7 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
-VERSION = (0, 3)
+MAJOR = 0
 # Bytes from the start of each structure.
 _EXTENSION, _ARGUMENTS, _RESULTS = 8, 72, 112  # of a frame
 _KIND, _METADATA = 8, 24  # of an extension
@@ -22,6 +25,15 @@ _MAJOR, _MINOR = 24, 28  # of metadata
 _DATA, _DIMS = 24, 40  # of a buffer
 _ASKS_VERSION = 1  # kind of an extension
 
+
+def installed_version() -> tuple[int, int]:
+    """Major and minor version of the FFI of this XLA."""
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header)
+    return int(found[0]), int(found[1])
+
+
+_INSTALLED_MINOR = installed_version()[1]
 compiled = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 
@@ -109,8 +121,8 @@ def _answers_version(frame: int) -> bool:
     if extension == 0 or half_word(extension + _KIND) != _ASKS_VERSION:
         return False
     metadata = word(extension + _METADATA)
-    put_half_word(metadata + _MAJOR, VERSION[0])
-    put_half_word(metadata + _MINOR, VERSION[1])
+    put_half_word(metadata + _MAJOR, MAJOR)
+    put_half_word(metadata + _MINOR, _INSTALLED_MINOR)
     return True
 
 
