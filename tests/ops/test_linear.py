@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxdist.ops import kernels, product
 from jaxdist.ops import linear as module
-from jaxdist.ops.linear import LANES, Blocks, block_by_block, fits_blocks, in_blocks, linear
+from jaxdist.ops.linear import LANES, Blocks, fits_blocks, in_blocks, linear
 
 BY_KERNELS = [True] * kernels.available() + [False]  # or as XLA does it
 
@@ -28,26 +28,6 @@ def test_blocks_equal_the_plain_weight(rows, dtype, native, by_kernels, monkeypa
     for weight in (stack[1], Blocks(in_blocks(stack), 1)):
         found = linear(x, weight, dtype)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.skipif(not kernels.available(), reason="no kernels on this processor")
-@pytest.mark.parametrize(
-    ("x_dtype", "w_dtype"),
-    [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float32", "float32")],
-)
-def test_the_kernel_equals_its_twin(x_dtype, w_dtype):
-    """In a loop over the layers too, as a model calls it."""
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(13, 96)), x_dtype)
-    stack = in_blocks(jnp.asarray(rng.normal(size=(5, 96, 2 * LANES)), w_dtype))
-
-    def sums(multiplied):
-        def layer(number, sum_RN):
-            return sum_RN + multiplied(x, stack, number)
-
-        return jax.jit(lambda: lax.fori_loop(0, 5, layer, jnp.zeros((13, 2 * LANES))))()
-
-    np.testing.assert_allclose(sums(kernels.multiply), sums(block_by_block), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("by_kernels", BY_KERNELS)

@@ -6,7 +6,6 @@ Shapes: S stages, D replicas, P blocks, C tokens a block, K key/value heads, H h
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,18 +91,7 @@ CPU = Paging(
 )
 
 
-def _by_kernels(name: str) -> Callable[..., Any]:
-    """A function of the kernels' module, which is loaded when it is called."""
-
-    def function(*arguments: Any, **options: Any) -> Any:
-        from jaxdist.ops.kernels import paged_attention
-
-        return getattr(paged_attention, name)(*arguments, **options)
-
-    return function
-
-
-CPU_KERNELS = replace(CPU, write=_by_kernels("write_pages"), attend=_by_kernels("paged_attention"))
+CPU_KERNELS = replace(CPU, write=kernels.write_pages, attend=kernels.attend)
 GPU = Paging(
     key_dims="K P C H",
     value_dims="K P C H",

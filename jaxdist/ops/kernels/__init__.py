@@ -24,7 +24,21 @@ def available() -> bool:
 
 
 def multiply(*arguments: Any) -> jax.Array:
-    """`product.multiply`; numba is loaded by who multiplies."""
-    from jaxdist.ops.kernels.product import multiply
+    """`product.multiply`. Like the others here, it loads numba when it is first called."""
+    from jaxdist.ops.kernels import product
 
-    return multiply(*arguments)
+    return product.multiply(*arguments)
+
+
+def write_pages(*arguments: Any, **options: Any) -> Any:
+    """`paged_attention.write_pages`."""
+    from jaxdist.ops.kernels import paged_attention
+
+    return paged_attention.write_pages(*arguments, **options)
+
+
+def attend(*arguments: Any, **options: Any) -> jax.Array:
+    """`paged_attention.paged_attention`."""
+    from jaxdist.ops.kernels import paged_attention
+
+    return paged_attention.paged_attention(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Numbers as their bits, and exp: what a loop over arrays needs so that it becomes vectors."""
+"""Numbers as their bits, exp, and loops over numbers at an address, which become vectors."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from jaxdist.ops.kernels.calls import compiled
+from jaxdist.ops.kernels.calls import compiled, floats
 
 
 @intrinsic
@@ -46,7 +46,10 @@ def to_bf16(number: Any) -> Any:
     return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@njit(nogil=True, error_model="numpy", fastmath={"contract"})
+_fused = njit(nogil=True, error_model="numpy", fastmath={"contract"})
+
+
+@_fused
 def exp(x: Any) -> Any:
     """e**x for x <= 0, within 2 units in the last place; 0 below -87.
 
@@ -65,3 +68,27 @@ def exp(x: Any) -> Any:
     p = p * r + np.float32(1)
     power = as_float((np.uint32(np.int32(n) + np.int32(127))) << np.uint32(23))
     return p * power if x > np.float32(-87) else np.float32(0)
+
+
+@compiled
+def clear(address: int, count: int) -> None:
+    """Zeros."""
+    numbers = floats(address, count)
+    for i in range(count):
+        numbers[i] = 0
+
+
+@compiled
+def put(address: int, factor: Any, source: int, count: int) -> None:
+    """source * factor."""
+    numbers, given = floats(address, count), floats(source, count)
+    for i in range(count):
+        numbers[i] = given[i] * factor
+
+
+@_fused
+def add(address: int, factor: Any, source: int, count: int) -> None:
+    """What is there * factor + source."""
+    numbers, given = floats(address, count), floats(source, count)
+    for i in range(count):
+        numbers[i] = numbers[i] * factor + given[i]

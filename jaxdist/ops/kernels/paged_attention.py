@@ -10,6 +10,7 @@ Shapes: as in `ops.paged_attention`; keys lie by column, [P, K, H, C].
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ from jaxdist.ops.kernels.calls import (
     result,
     size,
 )
-from jaxdist.ops.kernels.numbers import exp, from_bf16, to_bf16
-from jaxdist.ops.kernels.tiles import strip, strip_columns
+from jaxdist.ops.kernels.numbers import add, clear, exp, from_bf16, put, to_bf16
+from jaxdist.ops.kernels.tiles import strip, strip_columns, vector_size
 from jaxdist.ops.paged_attention import Pages, Rows
 
 CHUNK = 64  # keys looked at together
@@ -82,7 +83,7 @@ def paged_attention(
     if is_local is not None:
         window = jnp.where(is_local, window, _ALL)
     out = jax.ShapeDtypeStruct((*q_BTNH.shape[:-1], pages.values.shape[-1]), jnp.float32)
-    operation = _attend(pages.keys.dtype == jnp.uint16, softcap)
+    operation = _attend(pages.keys.dtype == jnp.uint16, softcap, vector_size())
     windows = jnp.asarray(window, jnp.int32).reshape(1)
     results = [out, _scratch(q_BTNH.shape, pages)]
     return call(operation, results, scaled_BTNH, *pages, *rows, windows)[0].astype(q_BTNH.dtype)
@@ -92,7 +93,7 @@ def _scratch(q_shape: tuple[int, ...], pages: Pages) -> jax.ShapeDtypeStruct:
     """What the kernel keeps of a chunk: keys, values, and of its queries scores, sums and state."""
     _, kv_heads, width, page_size = pages.keys.shape
     group = q_shape[2] // kv_heads
-    sizes = _sizes.py_func(group, page_size, pages.values.shape[-1], strip_columns())
+    sizes = _sizes.py_func(group, page_size, pages.values.shape[-1], strip_columns(vector_size()))
     together, chunk, k_columns, v_columns = sizes
     rows = together * group
     numbers = (width + rows) * k_columns + (chunk + 2 * rows) * v_columns + 3 * rows
@@ -114,12 +115,16 @@ def _has_kernel(pages: Pages, dtype: DTypeLike) -> bool:
     )
 
 
+def _dtype(of_bits: bool) -> str:
+    return "bf16" if of_bits else "fp32"
+
+
 @functools.cache
 def _write(of_bits: bool) -> Callable[[int], None]:
     pool = halves if of_bits else floats
 
     @compiled
-    def stored(number):
+    def stored(number: Any) -> Any:
         if of_bits:
             return to_bf16(number)
         return number if np.isfinite(number) else np.float32(0)
@@ -133,9 +138,11 @@ def _write(of_bits: bool) -> Callable[[int], None]:
         k = floats(operand(frame, 2), (rows, queries, heads, width))
         v = floats(operand(frame, 3), (rows, queries, heads, value_width))
         positions, counts = integers(operand(frame, 4), rows), integers(operand(frame, 5), rows)
-        tables = integers(operand(frame, 6), (rows, size(frame, 6, 1)))
+        table_size = size(frame, 6, 1)
+        tables = integers(operand(frame, 6), (rows, table_size))
         for row in range(rows):
-            for query in range(counts[row]):
+            # No further than the table goes: a kernel writes wherever it is told to.
+            for query in range(min(counts[row], table_size * page_size - positions[row])):
                 position = positions[row] + query
                 page, place = tables[row, position // page_size], position % page_size
                 for head in range(heads):
@@ -144,28 +151,55 @@ def _write(of_bits: bool) -> Callable[[int], None]:
                     for h in range(value_width):
                         values[page, place, head, h] = stored(v[row, query, head, h])
 
-    write_pages.__name__ = f"write_pages_{'bf16' if of_bits else 'fp32'}"
+    write_pages.__name__ = f"write_pages_{_dtype(of_bits)}"
     return compiled(write_pages)
 
 
-@functools.cache
-def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
-    pool = halves if of_bits else floats
-    cap = np.float32(softcap or 0)
-    multiply, columns = strip("fp32"), strip_columns()
-
-    number_size = 2 if of_bits else 4
+def _widening(of_bits: bool) -> Callable[..., None]:
+    """A function that brings the keys and values of some pages to the scratch."""
+    pool, number_size = (halves, 2) if of_bits else (floats, 4)
 
     @compiled
-    def widen(source, target, count):
-        """Stored numbers at an address as fp32 at another."""
+    def widen(source: int, target: int, count: int) -> None:
         stored, numbers = pool(source, count), floats(target, count)
         for i in range(count):
             numbers[i] = from_bf16(stored[i]) if of_bits else stored[i]
 
+    @compiled
+    def widen_chunk(
+        keys: int,
+        values: int,
+        pages: int,
+        num_keys: int,
+        head: int,
+        dims: Any,
+        k_here: int,
+        v_here: int,
+    ) -> None:
+        kv_heads, page_size, width, value_width, k_row, v_row = dims
+        for place in range(0, num_keys, page_size):
+            page = half_word(pages + 4 * (place // page_size))
+            source = keys + number_size * (page * kv_heads + head) * width * page_size
+            for h in range(width):
+                own = source + number_size * h * page_size
+                widen(own, k_here + h * k_row + 4 * place, page_size)
+            source = values + number_size * (page * page_size * kv_heads + head) * value_width
+            for c in range(page_size):
+                own = source + number_size * c * kv_heads * value_width
+                widen(own, v_here + (place + c) * v_row, value_width)
+
+    return widen_chunk
+
+
+def _softmax(cap: float) -> Callable[..., Any]:
+    """A function that makes a query's scores of a chunk weights."""
+    cap = np.float32(cap)
+
     @njit(nogil=True, error_model="numpy", fastmath={"contract", "nnan", "nsz", "reassoc"})
-    def softmax(address, count, most, total, start, earliest, latest):
-        """Scores of a chunk as weights; the new maximum, sum, and what older ones shrink to."""
+    def softmax(
+        address: int, count: int, most: Any, total: Any, start: int, earliest: int, latest: int
+    ) -> Any:
+        """The new maximum, the new sum, and what older weights shrink to."""
         scores = floats(address, count)
         if cap > 0:
             for s in range(count):
@@ -182,40 +216,13 @@ def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
             added += scores[s]
         return higher, total * shrink + added, shrink
 
-    @compiled
-    def clear(address, count):
-        numbers = floats(address, count)
-        for i in range(count):
-            numbers[i] = 0
+    return softmax
 
-    @compiled
-    def put(address, factor, source, count):
-        """source * factor."""
-        target, numbers = floats(address, count), floats(source, count)
-        for h in range(count):
-            target[h] = numbers[h] * factor
 
-    @njit(nogil=True, error_model="numpy", fastmath={"contract"})
-    def add(address, factor, added, count):
-        """sums * factor + added."""
-        sums, more = floats(address, count), floats(added, count)
-        for h in range(count):
-            sums[h] = sums[h] * factor + more[h]
-
-    @compiled
-    def widen_chunk(keys, values, table, start, num_keys, head, dims, k_here, v_here):
-        """The keys of some pages, as [H, padded], and the values, as [C, padded]."""
-        kv_heads, page_size, width, value_width, k_row, v_row = dims
-        for place in range(0, num_keys, page_size):
-            page = half_word(table + 4 * ((start + place) // page_size))
-            source = keys + number_size * (page * kv_heads + head) * width * page_size
-            for h in range(width):
-                own = source + number_size * h * page_size
-                widen(own, k_here + h * k_row + 4 * place, page_size)
-            source = values + number_size * (page * page_size * kv_heads + head) * value_width
-            for c in range(page_size):
-                own = source + number_size * c * kv_heads * value_width
-                widen(own, v_here + (place + c) * v_row, value_width)
+@functools.cache
+def _attend(of_bits: bool, softcap: float | None, lanes: int) -> Callable[[int], None]:
+    multiply, columns = strip("fp32", lanes), strip_columns(lanes)
+    widen_chunk, softmax = _widening(of_bits), _softmax(softcap or 0.0)
 
     def attention(frame: int) -> None:
         rows, queries = size(frame, 0, 0), size(frame, 0, 1)
@@ -240,7 +247,7 @@ def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
         clear(k_here, width * k_columns)
         clear(v_here, chunk * v_columns)
         for row in range(rows):
-            count = counts[row]
+            count = max(0, min(counts[row], table_size * page_size - positions[row]))
             table = operand(frame, 5) + 4 * row * table_size
             # Queries of a head lie heads * width apart, and so do its results.
             q_row, out_row = 4 * heads * width, 4 * heads * value_width
@@ -259,9 +266,8 @@ def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
                     start = max(0, position - window + 1) // chunk * chunk
                     while start < end:
                         num_keys = min(chunk, end - start)
-                        widen_chunk(
-                            keys, values, table, start, num_keys, head, dims, k_here, v_here
-                        )
+                        pages = table + 4 * (start // page_size)
+                        widen_chunk(keys, values, pages, num_keys, head, dims, k_here, v_here)
                         for query in range(num_queries):
                             own = q + (first + query) * q_row + 4 * head * group * width
                             own_scores = scores + query * group * k_row
@@ -307,5 +313,5 @@ def _attend(of_bits: bool, softcap: float | None) -> Callable[[int], None]:
                         scale = 1 / max(total[r], np.float32(1e-30))
                         put(own, scale, sums + r * v_row, value_width)
 
-    attention.__name__ = f"paged_attention_{'bf16' if of_bits else 'fp32'}_{cap}"
+    attention.__name__ = f"paged_attention_{_dtype(of_bits)}_{softcap}_{lanes}"
     return compiled(attention)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.ops.kernels.calls import call, compiled, half_word, operand, result, size
-from jaxdist.ops.kernels.tiles import Kind, features, strip, strip_columns
+from jaxdist.ops.kernels.tiles import Kind, features, strip, strip_columns, vector_size
 
 
 def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.Array:
@@ -25,12 +25,12 @@ def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.A
         x_RK = x_RK.astype(jnp.float32)
     out = jax.ShapeDtypeStruct((len(x_RK), num_blocks * lanes), jnp.float32)
     index = jnp.asarray(layer, jnp.int32).reshape(1)
-    return call(_operation(kind), [out], x_RK, stack, index)[0]
+    return call(_operation(kind, vector_size()), [out], x_RK, stack, index)[0]
 
 
 @functools.cache
-def _operation(kind: Kind) -> Callable[[int], None]:
-    multiply_strip, columns = strip(kind), strip_columns()
+def _operation(kind: Kind, num_lanes: int) -> Callable[[int], None]:
+    multiply_strip, columns = strip(kind, num_lanes), strip_columns(num_lanes)
     x_size, step = (2, 2) if kind == "bf16" else (4, 2 if kind == "widened" else 1)
 
     def product(frame: int) -> None:
@@ -46,5 +46,5 @@ def _operation(kind: Kind) -> Callable[[int], None]:
                 out_here = out + 4 * (block * lanes + first)
                 multiply_strip(x, w_here, out_here, rows, depth, x_row, w_row, out_row)
 
-    product.__name__ = f"product_{kind}"
+    product.__name__ = f"product_{kind}_{num_lanes}"
     return compiled(product)

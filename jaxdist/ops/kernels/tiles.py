@@ -36,13 +36,15 @@ def vector_size() -> int:
 
 
 @functools.cache
-def strip(kind: Kind) -> Callable[..., None]:
+def strip(kind: Kind, lanes: int) -> Callable[..., None]:
     """f(x, w, out, rows, depth, x_stride, w_stride, out_stride), as `tile` for any number of rows.
 
-    Its columns are `strip_columns()`.
+    Its columns are `strip_columns(lanes)`.
     """
-    vectors = strip_columns() // vector_size()
-    one, two, three, four, five, six = (tile(kind, rows, vectors) for rows in range(1, MOST + 1))
+    vectors = strip_columns(lanes) // lanes
+    one, two, three, four, five, six = (
+        tile(kind, rows, vectors, lanes) for rows in range(1, MOST + 1)
+    )
 
     def strip(
         x: int,
@@ -75,14 +77,14 @@ def strip(kind: Kind) -> Callable[..., None]:
     return compiled(strip)
 
 
-def strip_columns() -> int:
+def strip_columns(lanes: int) -> int:
     """512 bits have 32 registers, 24 of them for sums; 256 bits have 16, 12 of them for sums."""
-    return 64 if vector_size() == 16 else 16
+    return 64 if lanes == 16 else 16
 
 
 @functools.cache
-def tile(kind: Kind, rows: int, vectors: int) -> Callable[..., None]:
-    """f(x, w, out, depth, x_stride, w_stride, out_stride): out [rows, vectors * vector_size()].
+def tile(kind: Kind, rows: int, vectors: int, lanes: int) -> Callable[..., None]:
+    """f(x, w, out, depth, x_stride, w_stride, out_stride): out [rows, vectors * lanes].
 
     All are bytes but depth, the number of k: the addresses of x [rows, depth] (bf16 for "bf16",
     else fp32), of w [depth, columns] of fp32 or, for pairs of bf16, [depth / 2, columns] of their
@@ -94,7 +96,7 @@ def tile(kind: Kind, rows: int, vectors: int) -> Callable[..., None]:
         typing: Any, x: Any, w: Any, out: Any, depth: Any, x_stride: Any, w_stride: Any, stride: Any
     ) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _Loop(builder, kind, rows, vectors).write(*arguments)
+            _Loop(builder, kind, rows, vectors, lanes).write(*arguments)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), code
@@ -105,9 +107,9 @@ def tile(kind: Kind, rows: int, vectors: int) -> Callable[..., None]:
 class _Loop:
     """Writes a tile's loop over k."""
 
-    def __init__(self, builder: Any, kind: Kind, rows: int, vectors: int) -> None:
+    def __init__(self, builder: Any, kind: Kind, rows: int, vectors: int, lanes: int) -> None:
         self.builder, self.kind, self.rows, self.vectors = builder, kind, rows, vectors
-        self.lanes = vector_size()
+        self.lanes = lanes
         self.floats = ir.VectorType(_FLOAT, self.lanes)
         self.bits = ir.VectorType(_INT, self.lanes)
 

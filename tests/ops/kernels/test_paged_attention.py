@@ -15,6 +15,7 @@ from jaxdist.ops.paged_attention import Pages, Rows
 if not kernels.available():
     pytest.skip("no kernels on this processor", allow_module_level=True)
 
+from jaxdist.ops.kernels import paged_attention as module
 from jaxdist.ops.kernels.paged_attention import paged_attention, write_pages
 
 # Sequences that stand anywhere: at their start, within and at the end of a page, and padding.
@@ -48,12 +49,15 @@ def some_rows(queries: int, pages: Pages) -> Rows:
         {"sliding_window": 6, "is_local": jnp.array(True), "scale": 0.2},
     ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("dtype", "lanes"), [("bfloat16", 16), ("float32", 8)])
 @pytest.mark.parametrize(
     ("queries", "page_size", "group", "widths"),
     [(1, 16, 3, (64, 64)), (40, 16, 3, (8, 6)), (5, 4, 1, (24, 96)), (5, 48, 64, (8, 8))],
 )
-def test_attention_equals_the_plain_way(queries, page_size, group, widths, dtype, scores):
+def test_attention_equals_the_plain_way(
+    queries, page_size, group, widths, dtype, lanes, scores, monkeypatch
+):
+    monkeypatch.setattr(module, "vector_size", lambda: lanes)
     pages = some_pages(dtype, page_size, 2, widths)
     rows = some_rows(queries, pages)
     shape = (len(POSITIONS), queries, 2 * group, widths[0])
@@ -106,6 +110,19 @@ def test_pages_are_written_as_in_the_plain_way(queries, dtype):
     found = write_pages(pages, *new, rows, dtype=dtype)
     for pool, right in zip(found, expected, strict=True):
         np.testing.assert_array_equal(pool[1:], right[1:])  # page 0 belongs to nobody
+
+
+def test_nothing_is_written_or_read_beyond_a_table():
+    """A scheduler that erred would have a kernel write anywhere."""
+    pages = some_pages("float32", 16, 2, (8, 8))
+    rows = some_rows(1, pages)
+    last = rows.tables.shape[1] * 16
+    rows = rows._replace(positions=jnp.array([last, last + 5000, 0, 0, 0], jnp.int32))
+    new = jnp.ones((5, 1, 2, 8))
+    written = write_pages(pages, new, new, rows, dtype="float32")
+    changed = np.flatnonzero((written.values != pages.values).any(axis=(1, 2, 3)))
+    assert sorted(changed) == sorted(int(rows.tables[row, 0]) for row in (2, 3))
+    assert not paged_attention(new, pages, rows, dtype="float32")[:2].any()
 
 
 def test_pages_are_written_in_place():
