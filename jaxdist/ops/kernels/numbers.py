@@ -51,7 +51,7 @@ _fused = njit(nogil=True, error_model="numpy", fastmath={"contract"})
 
 @_fused
 def exp(x: Any) -> Any:
-    """e**x for x <= 0, within 2 units in the last place; 0 below -87.
+    """e**x for x <= 0, within a unit in the last place; 0 from -87 down.
 
     2**n times the Taylor polynomial of what is left, at most half of log 2.
     """
