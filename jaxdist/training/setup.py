@@ -95,9 +95,10 @@ class Setup:
         parallel = self.config.parallel
         count = sum(leaf.size for leaf in jax.tree.leaves(self.layout.abstract.params))
         shape = ", ".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
+        microbatches = parallel.num_microbatches
         return (
             f"{self.config.name}, {count:,} parameters, on {shape}: ZeRO-{parallel.zero}, "
-            f"{parallel.schedule}, {parallel.num_microbatches} microbatches, remat "
+            f"{parallel.schedule}, {microbatches} microbatch{'es' * (microbatches != 1)}, remat "
             f"{parallel.remat}, {self.config.precision.policy}"
         )
 

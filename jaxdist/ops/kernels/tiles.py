@@ -86,9 +86,9 @@ def strip_columns(lanes: int) -> int:
 def tile(kind: Kind, rows: int, vectors: int, lanes: int) -> Callable[..., None]:
     """f(x, w, out, depth, x_stride, w_stride, out_stride): out [rows, vectors * lanes].
 
-    All are bytes but depth, the number of k: the addresses of x [rows, depth] (bf16 for "bf16",
-    else fp32), of w [depth, columns] of fp32 or, for pairs of bf16, [depth / 2, columns] of their
-    32 bits, the earlier k in the lower ones, and of out, fp32; from one row to the next.
+    x, w and out are addresses, strides the bytes from one row to the next, depth the number of k.
+    x [rows, depth] is bf16 for "bf16", else fp32; w [depth, columns] fp32 or, for pairs of bf16,
+    [depth / 2, columns] of their 32 bits, the earlier k in the lower 16; out fp32.
     """
 
     @intrinsic
