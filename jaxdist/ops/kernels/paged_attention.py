@@ -121,7 +121,7 @@ def _dtype(of_bits: bool) -> str:
 
 @functools.cache
 def _write(of_bits: bool) -> Callable[[int], None]:
-    pool = halves if of_bits else floats
+    pool, number_size = (halves, 2) if of_bits else (floats, 4)
 
     @compiled
     def stored(number: Any) -> Any:
@@ -129,27 +129,33 @@ def _write(of_bits: bool) -> Callable[[int], None]:
             return to_bf16(number)
         return number if np.isfinite(number) else np.float32(0)
 
+    @compiled
+    def put_numbers(target: int, step: int, source: int, count: int) -> None:
+        """At every `step`-th place from an address."""
+        numbers, given = pool(target, count * step), floats(source, count)
+        for h in range(count):
+            numbers[h * step] = stored(given[h])
+
     def write_pages(frame: int) -> None:
-        pages, heads = size(frame, 0, 0), size(frame, 0, 1)
-        width, page_size, value_width = size(frame, 0, 2), size(frame, 0, 3), size(frame, 1, 3)
-        rows, queries = size(frame, 2, 0), size(frame, 2, 1)
-        keys = pool(result(frame, 0), (pages, heads, width, page_size))
-        values = pool(result(frame, 1), (pages, page_size, heads, value_width))
-        k = floats(operand(frame, 2), (rows, queries, heads, width))
-        v = floats(operand(frame, 3), (rows, queries, heads, value_width))
+        heads, width, page_size = size(frame, 0, 1), size(frame, 0, 2), size(frame, 0, 3)
+        rows, queries, value_width = size(frame, 2, 0), size(frame, 2, 1), size(frame, 1, 3)
+        keys, values = result(frame, 0), result(frame, 1)
         positions, counts = integers(operand(frame, 4), rows), integers(operand(frame, 5), rows)
-        table_size = size(frame, 6, 1)
-        tables = integers(operand(frame, 6), (rows, table_size))
+        tables, table_size = operand(frame, 6), size(frame, 6, 1)
         for row in range(rows):
             # No further than the table goes: a kernel writes wherever it is told to.
             for query in range(min(counts[row], table_size * page_size - positions[row])):
                 position = positions[row] + query
-                page, place = tables[row, position // page_size], position % page_size
+                page = half_word(tables + 4 * (row * table_size + position // page_size))
+                place = position % page_size
                 for head in range(heads):
-                    for h in range(width):
-                        keys[page, head, h, place] = stored(k[row, query, head, h])
-                    for h in range(value_width):
-                        values[page, place, head, h] = stored(v[row, query, head, h])
+                    new = 4 * ((row * queries + query) * heads + head)
+                    key = (page * heads + head) * width * page_size + place
+                    k = operand(frame, 2) + new * width
+                    put_numbers(keys + number_size * key, page_size, k, width)
+                    value = ((page * page_size + place) * heads + head) * value_width
+                    v = operand(frame, 3) + new * value_width
+                    put_numbers(values + number_size * value, 1, v, value_width)
 
     write_pages.__name__ = f"write_pages_{_dtype(of_bits)}"
     return compiled(write_pages)
