@@ -31,7 +31,7 @@ from jaxdist.ops.kernels.calls import (
     size,
 )
 from jaxdist.ops.kernels.numbers import add, clear, exp, from_bf16, put, to_bf16
-from jaxdist.ops.kernels.tiles import strip, strip_columns, vector_size
+from jaxdist.ops.kernels.tiles import COLUMNS, strip, vector_size
 from jaxdist.ops.paged_attention import Pages, Rows
 
 CHUNK = 64  # keys looked at together
@@ -93,19 +93,18 @@ def _scratch(q_shape: tuple[int, ...], pages: Pages) -> jax.ShapeDtypeStruct:
     """What the kernel keeps of a chunk: keys, values, and of its queries scores, sums and state."""
     _, kv_heads, width, page_size = pages.keys.shape
     group = q_shape[2] // kv_heads
-    sizes = _sizes.py_func(group, page_size, pages.values.shape[-1], strip_columns(vector_size()))
-    together, chunk, k_columns, v_columns = sizes
+    together, chunk, k_columns, v_columns = _sizes.py_func(group, page_size, pages.values.shape[-1])
     rows = together * group
     numbers = (width + rows) * k_columns + (chunk + 2 * rows) * v_columns + 3 * rows
     return jax.ShapeDtypeStruct((numbers,), jnp.float32)
 
 
 @compiled
-def _sizes(group: int, page_size: int, value_width: int, columns: int) -> tuple[int, ...]:
+def _sizes(group: int, page_size: int, value_width: int) -> tuple[int, ...]:
     """Queries and keys looked at together; columns of keys and values, in whole strips."""
     together = max(1, QUERIES // group)
     chunk = max(1, CHUNK // page_size) * page_size
-    return together, chunk, -(-chunk // columns) * columns, -(-value_width // columns) * columns
+    return together, chunk, -(-chunk // COLUMNS) * COLUMNS, -(-value_width // COLUMNS) * COLUMNS
 
 
 def _has_kernel(pages: Pages, dtype: DTypeLike) -> bool:
@@ -227,7 +226,7 @@ def _softmax(cap: float) -> Callable[..., Any]:
 
 @functools.cache
 def _attend(of_bits: bool, softcap: float | None, lanes: int) -> Callable[[int], None]:
-    multiply, columns = strip("fp32", lanes), strip_columns(lanes)
+    multiply = strip("fp32", lanes)
     widen_chunk, softmax = _widening(of_bits), _softmax(softcap or 0.0)
 
     def attention(frame: int) -> None:
@@ -240,7 +239,7 @@ def _attend(of_bits: bool, softcap: float | None, lanes: int) -> Callable[[int],
         window = half_word(operand(frame, 6))
 
         group = heads // kv_heads
-        together, chunk, k_columns, v_columns = _sizes(group, page_size, value_width, columns)
+        together, chunk, k_columns, v_columns = _sizes(group, page_size, value_width)
         k_row, v_row = 4 * k_columns, 4 * v_columns
         dims = (kv_heads, page_size, width, value_width, k_row, v_row)
         k_here = result(frame, 1)
@@ -277,7 +276,7 @@ def _attend(of_bits: bool, softcap: float | None, lanes: int) -> Callable[[int],
                         for query in range(num_queries):
                             own = q + (first + query) * q_row + 4 * head * group * width
                             own_scores = scores + query * group * k_row
-                            for column in range(0, k_row, 4 * columns):
+                            for column in range(0, k_row, 4 * COLUMNS):
                                 multiply(
                                     own,
                                     k_here + column,
@@ -299,7 +298,7 @@ def _attend(of_bits: bool, softcap: float | None, lanes: int) -> Callable[[int],
                                 latest - window + 1,
                                 latest,
                             )
-                        for column in range(0, v_row, 4 * columns):
+                        for column in range(0, v_row, 4 * COLUMNS):
                             multiply(
                                 scores,
                                 v_here + column,

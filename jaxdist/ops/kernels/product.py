@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdist.ops.kernels.calls import call, compiled, half_word, operand, result, size
-from jaxdist.ops.kernels.tiles import Kind, features, strip, strip_columns, vector_size
+from jaxdist.ops.kernels.tiles import COLUMNS, Kind, features, strip, vector_size
 
 
 def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.Array:
@@ -30,7 +30,7 @@ def multiply(x_RK: jax.Array, stack: jax.Array, layer: jax.Array | int) -> jax.A
 
 @functools.cache
 def _operation(kind: Kind, num_lanes: int) -> Callable[[int], None]:
-    multiply_strip, columns = strip(kind, num_lanes), strip_columns(num_lanes)
+    multiply_strip = strip(kind, num_lanes)
     x_size, step = (2, 2) if kind == "bf16" else (4, 2 if kind == "widened" else 1)
 
     def product(frame: int) -> None:
@@ -41,7 +41,7 @@ def _operation(kind: Kind, num_lanes: int) -> Callable[[int], None]:
         block_bytes = w_row * (depth // step)
         w = operand(frame, 1) + half_word(operand(frame, 2)) * num_blocks * block_bytes
         for block in range(num_blocks):
-            for first in range(0, lanes, columns):
+            for first in range(0, lanes, COLUMNS):
                 w_here = w + block * block_bytes + 4 * first
                 out_here = out + 4 * (block * lanes + first)
                 multiply_strip(x, w_here, out_here, rows, depth, x_row, w_row, out_row)

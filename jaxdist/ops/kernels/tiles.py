@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from jaxdist.ops.kernels.calls import compiled
@@ -20,14 +21,16 @@ from jaxdist.ops.kernels.calls import compiled
 Kind = Literal["bf16", "widened", "fp32"]
 
 MOST = 6  # rows of a tile
+COLUMNS = 64  # of a strip
 _FLOAT, _INT, _WORD = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
 
 @functools.cache
 def features() -> frozenset[str]:
-    """What this processor can, in LLVM's names."""
-    return frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    """What the processor that numba compiles for can, in LLVM's names."""
+    _, _, listed = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
 
 
 def vector_size() -> int:
@@ -39,11 +42,10 @@ def vector_size() -> int:
 def strip(kind: Kind, lanes: int) -> Callable[..., None]:
     """f(x, w, out, rows, depth, x_stride, w_stride, out_stride), as `tile` for any number of rows.
 
-    Its columns are `strip_columns(lanes)`.
+    It has COLUMNS columns.
     """
-    vectors = strip_columns(lanes) // lanes
     one, two, three, four, five, six = (
-        tile(kind, rows, vectors, lanes) for rows in range(1, MOST + 1)
+        _beside_one_another(kind, rows, lanes) for rows in range(1, MOST + 1)
     )
 
     def strip(
@@ -77,9 +79,19 @@ def strip(kind: Kind, lanes: int) -> Callable[..., None]:
     return compiled(strip)
 
 
-def strip_columns(lanes: int) -> int:
-    """512 bits have 32 registers, 24 of them for sums; 256 bits have 16, 12 of them for sums."""
-    return 64 if lanes == 16 else 16
+def _beside_one_another(kind: Kind, rows: int, lanes: int) -> Callable[..., None]:
+    """Tiles of these rows for all columns of a strip."""
+    # 512 bits have 32 registers, up to 24 of which hold sums; 256 bits have 16, up to 12.
+    vectors = 4 if lanes == 16 else {1: 8, 2: 4, 3: 4}.get(rows, 2)
+    multiply, width = tile(kind, rows, vectors, lanes), 4 * lanes * vectors
+
+    def tiles(
+        x: int, w: int, out: int, depth: int, x_stride: int, w_stride: int, out_stride: int
+    ) -> None:
+        for offset in range(0, 4 * COLUMNS, width):
+            multiply(x, w + offset, out + offset, depth, x_stride, w_stride, out_stride)
+
+    return compiled(tiles)
 
 
 @functools.cache
