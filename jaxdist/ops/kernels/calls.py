@@ -5,8 +5,8 @@ FFI), which says where its operands and results lie. A frame may also ask which 
 minor ones only add to what is there, so that it is the one that is installed.
 """
 
-import functools
 import re
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,23 +126,30 @@ def _answers_version(frame: int) -> bool:
     return True
 
 
-@functools.cache
 def _registered(operation: Callable[[int], None]) -> str:
-    """The name under which XLA knows it."""
+    """The name under which XLA knows it; once for each name, whatever threads trace it."""
+    name = f"jaxdist_{operation.__name__}"
+    with _REGISTERING:
+        if name not in _ENTRIES:
+            _ENTRIES[name] = _register(name, operation)
+    return name
+
+
+def _register(name: str, operation: Callable[[int], None]) -> Any:
+    """Compiled code, which lives as long as its object."""
 
     def entry(frame: int) -> int:
         if not _answers_version(frame):
             operation(frame)
         return 0  # no error
 
-    name = f"jaxdist_{operation.__name__}"
     address = cfunc(types.int64(types.int64), nopython=True)(entry)
-    _ENTRIES.append(address)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address.ctypes), platform="cpu")
-    return name
+    return address
 
 
-_ENTRIES: list[Any] = []  # compiled code lives as long as its object
+_ENTRIES: dict[str, Any] = {}
+_REGISTERING = threading.Lock()
 
 
 def call(
