@@ -89,8 +89,6 @@ CPU = Paging(
     write=partial(paged_attention.write_pages, key_page="k h c"),
     attend=partial(paged_attention.paged_attention, key_page="k h c"),
 )
-
-
 CPU_KERNELS = replace(CPU, write=kernels.write_pages, attend=kernels.attend)
 GPU = Paging(
     key_dims="K P C H",

@@ -26,37 +26,34 @@ _DATA, _DIMS = 24, 40  # of a buffer
 _ASKS_VERSION = 1  # kind of an extension
 
 
-def installed_version() -> tuple[int, int]:
-    """Major and minor version of the FFI of this XLA."""
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
-    found = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header)
-    return int(found[0]), int(found[1])
+def installed_version() -> tuple[int, int] | None:
+    """Major and minor version of the FFI of this XLA; None where it does not say."""
+    try:
+        header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    except OSError:
+        return None
+    major, minor = (
+        re.search(rf"#define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR")
+    )
+    return None if major is None or minor is None else (int(major[1]), int(minor[1]))
 
 
-_INSTALLED_MINOR = installed_version()[1]
+_INSTALLED_MINOR = (installed_version() or (MAJOR, 0))[1]
 compiled = njit(nogil=True, error_model="numpy", boundscheck=False)
 
 
-@intrinsic
-def word(typing: Any, address: Any) -> Any:
-    """The 64-bit integer at an address."""
+def _integer_at(bits: int, kind: Any) -> Any:
+    @intrinsic
+    def integer(typing: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()))
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer)
+        return kind(types.int64), code
 
-    return types.int64(types.int64), code
+    return integer
 
 
-@intrinsic
-def half_word(typing: Any, address: Any) -> Any:
-    """The 32-bit integer at an address."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-        return builder.load(pointer)
-
-    return types.int32(types.int64), code
+word, half_word = _integer_at(64, types.int64), _integer_at(32, types.int32)  # at an address
 
 
 @intrinsic

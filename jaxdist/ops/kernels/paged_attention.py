@@ -15,10 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from numba import njit
 
-from jaxdist.ops import paged_attention as plain
 from jaxdist.ops.kernels.calls import (
     call,
     compiled,
@@ -41,12 +39,8 @@ _LOWEST = np.float32(-1e30)  # below every score
 _MASKED = np.float32(-3e30)  # of weight 0 whatever the highest score is
 
 
-def write_pages(
-    pages: Pages, k_BTKH: jax.Array, v_BTKH: jax.Array, rows: Rows, *, dtype: DTypeLike
-) -> Pages:
-    """As `ops.paged_attention.write_pages`, in place; padding is written nowhere."""
-    if not _has_kernel(pages, dtype):
-        return plain.write_pages(pages, k_BTKH, v_BTKH, rows, dtype=dtype, key_page="k h c")
+def write_pages(pages: Pages, k_BTKH: jax.Array, v_BTKH: jax.Array, rows: Rows) -> Pages:
+    """`pages` of fp32 or of bf16's bits with those of the rows' queries; padding is left out."""
     pools = [jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pages]
     new = (x.astype(jnp.float32) for x in (k_BTKH, v_BTKH))
     operation = _write(pages.keys.dtype == jnp.uint16)
@@ -58,25 +52,12 @@ def paged_attention(
     pages: Pages,
     rows: Rows,
     *,
-    dtype: DTypeLike,
     sliding_window: int | None = None,
     is_local: bool | jax.Array | None = None,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """As `ops.paged_attention.paged_attention`; 0 for queries that are padding."""
-    if not _has_kernel(pages, dtype):
-        return plain.paged_attention(
-            q_BTNH,
-            pages,
-            rows,
-            dtype=dtype,
-            key_page="k h c",
-            sliding_window=sliding_window,
-            is_local=is_local,
-            scale=scale,
-            softcap=softcap,
-        )
+    """[B, T, N, Hv], from pages of fp32 or of bf16's bits; 0 for queries that are padding."""
     factor = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
     scaled_BTNH = q_BTNH.astype(jnp.float32) * factor
     window = _ALL if sliding_window is None else sliding_window
@@ -105,13 +86,6 @@ def _sizes(group: int, page_size: int, value_width: int) -> tuple[int, ...]:
     together = max(1, QUERIES // group)
     chunk = max(1, CHUNK // page_size) * page_size
     return together, chunk, -(-chunk // COLUMNS) * COLUMNS, -(-value_width // COLUMNS) * COLUMNS
-
-
-def _has_kernel(pages: Pages, dtype: DTypeLike) -> bool:
-    """bf16 as bits, or fp32."""
-    return pages.keys.dtype == jnp.float32 or (
-        pages.keys.dtype == jnp.uint16 and jnp.dtype(dtype) == jnp.bfloat16
-    )
 
 
 def _dtype(of_bits: bool) -> str:

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 
 from jaxdist.inference.weights import placement
-from jaxdist.ops import kernels
+from jaxdist.ops import kernels, product
 from tests.inference.small_host import Host, runner_of, serve
 
 PROMPTS = ([3, 1, 4, 1, 5], list(range(1, 50)))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("by_kernels", [True] * kernels.available() + [False])
 @pytest.mark.parametrize("mesh", ["1x1x1", "1x2x1", "1x1x2"])
-def test_blocks_change_no_token(mesh, by_kernels, model_of, monkeypatch):
+def test_blocks_change_no_token(mesh, by_kernels, native, model_of, monkeypatch):
     model = model_of(
         vocab_size=64,
         hidden_size=64,
@@ -32,6 +33,7 @@ def test_blocks_change_no_token(mesh, by_kernels, model_of, monkeypatch):
         return texts, (weight.ndim, weight.dtype.name)
 
     monkeypatch.setattr(kernels, "available", lambda: by_kernels)
+    monkeypatch.setattr(product, "cpu_multiplies_bf16", lambda: native)
     texts, kind = served()
     assert kind == (5, "uint32")
     monkeypatch.setattr(placement, "fits_blocks", lambda *_: False)
