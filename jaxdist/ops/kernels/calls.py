@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numba.extending
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+from numba import types
 
+# Any, for what numba decorates is called in other ways than it is written.
+intrinsic: Any = numba.extending.intrinsic
+njit: Any = numba.njit
+cfunc: Any = numba.cfunc
+carray: Any = numba.carray
 MAJOR = 0
 # Bytes from the start of each structure.
 _EXTENSION, _ARGUMENTS, _RESULTS = 8, 72, 112  # of a frame
@@ -154,7 +159,7 @@ def call(
     results: Sequence[jax.ShapeDtypeStruct],
     *operands: jax.Array,
     in_place: dict[int, int] | None = None,
-) -> list[jax.Array]:
+) -> Sequence[jax.Array]:
     """The results of a compiled `operation(frame)`; `in_place` maps operands to results."""
     name = _registered(operation)
     return jax.ffi.ffi_call(name, list(results), input_output_aliases=in_place)(*operands)

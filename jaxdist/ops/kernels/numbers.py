@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
 
-from jaxdist.ops.kernels.calls import compiled, floats
+from jaxdist.ops.kernels.calls import compiled, floats, intrinsic, njit
 
 
 @intrinsic

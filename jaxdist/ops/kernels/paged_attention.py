@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numba import njit
 
 from jaxdist.ops.kernels.calls import (
     call,
@@ -24,6 +23,7 @@ from jaxdist.ops.kernels.calls import (
     half_word,
     halves,
     integers,
+    njit,
     operand,
     result,
     size,
@@ -170,9 +170,9 @@ def _widening(of_bits: bool) -> Callable[..., None]:
     return widen_chunk
 
 
-def _softmax(cap: float) -> Callable[..., Any]:
+def _softmax(softcap: float) -> Callable[..., Any]:
     """A function that makes a query's scores of a chunk weights."""
-    cap = np.float32(cap)
+    cap = np.float32(softcap)
 
     @njit(nogil=True, error_model="numpy", fastmath={"contract", "nnan", "nsz", "reassoc"})
     def softmax(

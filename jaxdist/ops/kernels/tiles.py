@@ -13,9 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
-from jaxdist.ops.kernels.calls import compiled
+from jaxdist.ops.kernels.calls import compiled, intrinsic
 
 # What is multiplied: two bf16 at a time by the processor; two bf16, widened; one fp32.
 Kind = Literal["bf16", "widened", "fp32"]
@@ -29,7 +28,8 @@ _BYTES = ir.IntType(8).as_pointer()
 @functools.cache
 def features() -> frozenset[str]:
     """What the processor that numba compiles for can, in LLVM's names."""
-    _, _, listed = cpu_target.target_context.codegen().magic_tuple()
+    context: Any = cpu_target.target_context
+    _, _, listed = context.codegen().magic_tuple()
     return frozenset(name[1:] for name in listed.split(",") if name.startswith("+"))
 
 
