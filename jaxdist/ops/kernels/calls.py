@@ -18,10 +18,9 @@ from llvmlite import ir
 from numba import types
 
 # Any, for what numba decorates is called in other ways than it is written.
-intrinsic: Any = numba.extending.intrinsic
-njit: Any = numba.njit
-cfunc: Any = numba.cfunc
-carray: Any = numba.carray
+_numba: Any = numba
+intrinsic, njit = _numba.extending.intrinsic, _numba.njit
+
 MAJOR = 0
 # Bytes from the start of each structure.
 _EXTENSION, _ARGUMENTS, _RESULTS = 8, 72, 112  # of a frame
@@ -84,19 +83,19 @@ def _pointer(typing: Any, address: Any) -> Any:
 @compiled
 def floats(address: int, shape: Any) -> Any:
     """The fp32 numbers at an address as an array of this shape."""
-    return carray(_pointer(address), shape, np.float32)
+    return _numba.carray(_pointer(address), shape, np.float32)
 
 
 @compiled
 def integers(address: int, shape: Any) -> Any:
     """Likewise of 32-bit integers."""
-    return carray(_pointer(address), shape, np.int32)
+    return _numba.carray(_pointer(address), shape, np.int32)
 
 
 @compiled
 def halves(address: int, shape: Any) -> Any:
     """Likewise of 16 bits."""
-    return carray(_pointer(address), shape, np.uint16)
+    return _numba.carray(_pointer(address), shape, np.uint16)
 
 
 @compiled
@@ -145,7 +144,7 @@ def _register(name: str, operation: Callable[[int], None]) -> Any:
             operation(frame)
         return 0  # no error
 
-    address = cfunc(types.int64(types.int64), nopython=True)(entry)
+    address = _numba.cfunc(types.int64(types.int64), nopython=True)(entry)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address.ctypes), platform="cpu")
     return address
 
