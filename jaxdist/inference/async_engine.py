@@ -1,6 +1,7 @@
 """The engine for asyncio: one thread steps it, streams hang on it from event loops."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from jaxdist.inference.preparation import Prepared
 from jaxdist.inference.sampling.sampling_params import SamplingParams
 from jaxdist.inference.stats import BlockMap, EngineStats
 
+_log = logging.getLogger("jaxdist.engine")
 _STRUCTURES = 64  # threads in which structures wait for their trial; all else has its own
 
 
@@ -221,6 +223,7 @@ class AsyncEngine:
             self._end(EngineError("the engine was closed"))
         except Exception as error:  # whatever fails, nobody may wait for ever
             self._failed = True
+            _log.critical("the engine's step failed; nothing is served any more", exc_info=error)
             failure = EngineError(f"the engine's step failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._end(failure)

@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_to_who_asked_and_to_nobody_else(serve):
     serve(scenario, delay=lambda: time.sleep(0.0005))
 
 
-def test_a_failing_step_ends_every_stream_with_its_error(serve):
+def test_a_failing_step_ends_every_stream_with_its_error_and_is_logged_once(serve, caplog):
     calls = []
 
     def delay():
@@ -145,6 +145,8 @@ def test_a_failing_step_ends_every_stream_with_its_error(serve):
         engine.abort("0")
 
     serve(scenario, delay=delay)
+    (line,) = (record for record in caplog.records if record.name == "jaxdist.engine")
+    assert line.exc_info and isinstance(line.exc_info[1], FloatingPointError)
 
 
 def test_draining_finishes_what_runs_and_takes_nothing_new(serve):

@@ -55,32 +55,32 @@ def tokenizer(inner) -> JsonTokenizer:
 
 @pytest.fixture(scope="module")
 def servers(serve, model_of, tokenizer):  # noqa: F811
-    """By (guesses, parser); all over one runner, which answers one request at a time."""
+    """By (guesses, parser); an engine for each number of guesses, which all parsers share."""
     size = tokenizer.vocab_size
     model = model_of(vocab_size=size, max_position_embeddings=1024)
-    runner = ModelRunner(
-        model.config,
-        lambda like: jax.tree.map(lambda leaf, at: jax.device_put(leaf, at.sharding), model, like),
-        mesh=MeshShape.parse("1x1x1"),
-        options=RunnerOptions(
-            num_blocks=80, max_num_seqs=1, max_row_tokens=32, max_drafts=4, dtype="float32"
-        ),
-    )
 
-    def served(count: int) -> Model:
-        options = EngineOptions(num_speculative_tokens=count, prompt_lookup_min=1)
-        return Model(
-            engine=AsyncEngine(Engine(runner, tokenizer, options)),
-            tokenizer=tokenizer,
-            chat=Chat(tokenizer, {}, template=CHATML),
-            text_of=TokenText(tokenizer),
+    def engine_of(count: int) -> AsyncEngine:
+        runner = ModelRunner(
+            model.config,
+            lambda like: jax.tree.map(lambda x, at: jax.device_put(x, at.sharding), model, like),
+            mesh=MeshShape.parse("1x1x1"),
+            options=RunnerOptions(
+                num_blocks=80, max_num_seqs=1, max_row_tokens=32, max_drafts=4, dtype="float32"
+            ),
         )
+        options = EngineOptions(num_speculative_tokens=count, prompt_lookup_min=1)
+        return AsyncEngine(Engine(runner, tokenizer, options))
 
+    def served(engine: AsyncEngine) -> Model:
+        chat = Chat(tokenizer, {}, template=CHATML)
+        return Model(engine=engine, tokenizer=tokenizer, chat=chat, text_of=TokenText(tokenizer))
+
+    engines = {guesses: engine_of(count) for guesses, count in GUESSES.items()}
     return {
         (guesses, parser): serve(
-            ServerOptions(names=("r",), reasoning_parser=parser), model=served(count)
+            ServerOptions(names=("r",), reasoning_parser=parser), model=served(engine)
         )
-        for guesses, count in GUESSES.items()
+        for guesses, engine in engines.items()
         for parser in PARSERS
     }
 
