@@ -35,10 +35,14 @@ async def encode(
     """
     if not prompts:
         raise APIError(f"{field} holds no prompt; give at least one", param=field)
-    return [
-        await _encode_one(model, prompt, field, add_special_tokens, parse_special)
-        for prompt in prompts
-    ]
+
+    def encoded() -> list[Encoded]:
+        return [
+            _encode_one(model, prompt, field, add_special_tokens, parse_special)
+            for prompt in prompts
+        ]
+
+    return await aside(sum(map(len, prompts)), encoded)
 
 
 def cut(prompts: Sequence[Encoded], count: int | None, room: int) -> list[Encoded]:
@@ -49,7 +53,7 @@ def cut(prompts: Sequence[Encoded], count: int | None, room: int) -> list[Encode
     return [(None, ids[-most:]) if len(ids) > most else (text, ids) for text, ids in prompts]
 
 
-async def _encode_one(
+def _encode_one(
     model: Model,
     prompt: str | list[int],
     field: str,
@@ -59,7 +63,7 @@ async def _encode_one(
     if isinstance(prompt, str):
         tokenizer, text = model.tokenizer, prompt
         encode_text = model.chat.tokens.encode_raw if parse_special else tokenizer.encode
-        ids, bos = await aside(len(text), encode_text, text), tokenizer.bos_id
+        ids, bos = encode_text(text), tokenizer.bos_id
         if add_special_tokens and bos is not None and (ids[:1] != [bos] or not parse_special):
             ids = [bos, *ids]  # a text may spell it, once is enough
     else:

@@ -84,6 +84,7 @@ class Job:
             except ValueError as error:
                 raise refused(str(error)) from None
             self._prepared.append(prepared)
+            await asyncio.sleep(0)  # other requests have their turn
         self._latest = [None] * len(prompts)
         if self.service.options.log_text:
             texts = [text or model.tokenizer.decode(ids) for text, ids in prompts]
