@@ -81,5 +81,5 @@ def wrong_field(error: ValidationError, names: Container[str]) -> APIError:
 
 def refused(message: str, code: str | None = None) -> APIError:
     """A value that the engine refuses: its messages begin with the field, as in `top_p=2 must`."""
-    named = re.match(r"(?:a text of )?([a-z_]+)(?:\[|=|:| must | has \d)", message)
+    named = re.match(r"(?:(?:a text|a token) of )?([a-z_]+)(?:\[|=|:| must | has \d)", message)
     return APIError(message[:1000], param=named[1] if named else None, code=code)

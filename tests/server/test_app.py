@@ -331,6 +331,7 @@ def test_models_have_names(server):
         ("/v1/completions", {"prompt": []}, 400, "prompt"),
         ("/v1/completions", {"prompt": [9999]}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"4294967296": 1}}, 400, "logit_bias"),
         ("/v1/completions", {"prompt": "a", "stop": ["x"] * 99}, 400, "stop"),
         ("/v1/completions", {"prompt": "a", "stop": "x" * 9999}, 400, "stop"),
         ("/v1/completions", {"prompt": ["a"] * 999}, 400, "prompt"),

@@ -3,6 +3,7 @@
 import json
 
 import jsonschema
+import jsonschema
 import llguidance
 import pytest
 
@@ -39,7 +40,8 @@ def accepts(grammar: str, text: str) -> bool:
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(tokens)))
     matcher = llguidance.LLMatcher(tokenizer, grammar)
     assert not matcher.get_error(), matcher.get_error()
-    return matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
 class _Bytes:
@@ -127,6 +129,56 @@ def test_strict_tools_hold_calls_in_each_dialect(dialect, call, between, end):
             assert accepts(grammar, text) is fine, text
 
 
+TREE = {"type": "object", "properties": {"next": {"$ref": "#"}, "size": {"$ref": "#/$defs/size"}}}
+NAMED = {"$ref": "#/definitions/tree", "definitions": {"tree": TREE | {"required": ["size"]}}}
+NAMED["definitions"]["tree"]["properties"] = {
+    "next": {"$ref": "#/definitions/tree"},
+    "size": {"type": "integer"},
+}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        TREE | {"required": ["size"], "$defs": {"size": {"type": "integer"}}},
+        NAMED,
+        NAMED | {"$schema": "http://json-schema.org/draft-07/schema#"},
+        TREE
+        | {"$id": "of-two", "required": ["size"], "$defs": {"size": {"type": "integer"}}}
+        | {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+    ],
+    ids=["$defs", "draft 4", "draft 7", "$id"],
+)
+def test_references_within_parameters_are_followed_where_calls_are_held_to_them(parameters):
+    """Pydantic and zod write models in models so; the other tool's are of the same names."""
+    other = {"type": "object", "$defs": {"size": {"type": "string"}}, "$id": "of-two"}
+    other |= {"properties": {"size": {"$ref": "#/$defs/size"}}}
+    functions = [
+        {"name": "grow", "strict": True, "parameters": parameters},
+        {"name": "other", "strict": True, "parameters": other},
+    ]
+    tools = [{"type": "function", "function": function} for function in functions]
+    required = json.dumps(use(tools=tools, tool_choice="required").structure().json)
+    ways = [(llguidance.LLMatcher.grammar_from_json_schema(required), "[", "arguments", "]")]
+    ways += [
+        (llguidance.grammar_from("lark", use(dialect, tools=tools).structure().grammar), *around)
+        for dialect, *around in (
+            (Hermes, "<tool_call>\n", "arguments", "\n</tool_call>"),
+            (Mistral, "[TOOL_CALLS][", "arguments", "]"),
+            (Llama3Json, "", "parameters", ""),
+        )
+    ]
+    for grammar, begin, key, end in ways:
+        for arguments, fine in (
+            ('{"size": 1}', True),
+            ('{"next": {"size": 2}, "size": 1}', True),
+            ('{"size": "1"}', False),
+            ('{"next": {"size": "2"}, "size": 1}', False),
+        ):
+            text = f'{begin}{{"name": "grow", "{key}": {arguments}}}{end}'
+            assert accepts(grammar, text) is fine, text
+
+
 @pytest.mark.parametrize(
     ("dialect", "text", "fine"),
     [
@@ -152,6 +204,44 @@ def test_strict_tools_hold_arguments_one_by_one(dialect, text, fine):
     asked = use(dialect, tools=[{"type": "function", "function": function}, TIME])
     grammar = llguidance.grammar_from("lark", asked.structure().grammar)
     assert accepts(grammar, text) is fine
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"enum": ["a/b", "é"]}, ["a/b", "é"], ["a", ""]),
+        ({"const": "a"}, ["a"], ["b"]),
+        ({"maxLength": 3}, ["", "éàü", "a\nb"], ["éàüö"]),
+        ({"minLength": 2}, ["ab", "\n\n"], ["a", ""]),
+        ({"minLength": 1, "maxLength": 2, "pattern": "b"}, ["b", "ab"], ["a", "aab"]),
+        ({"pattern": "^[a/|^]+$"}, ["a/|^"], ["", "b", "xa"]),
+        ({"pattern": "^a|b$|(c|d)"}, ["ax", "xb", "xcx", "d"], ["xa", "bx"]),
+        ({"pattern": "^a\n[\\]/]$"}, ["a\n]", "a\n/"], ["a\n"]),
+        ({"pattern": r"^\^\d/\$"}, ["^1/$", "^1/$x"], ["1/$", "x^1/$"]),
+        ({"enum": ["ab", "b"], "pattern": "^a"}, ["ab"], ["b"]),
+        ({"format": "date"}, ["Rome"], ["a</parameter>b"]),
+    ],
+)
+def test_strict_texts_between_marks_are_held_to_their_schema(schema, good, bad):
+    properties = {"city": {"type": "string"} | schema}
+    function = {"name": "weather", "strict": True, "parameters": CITY | {"properties": properties}}
+    asked = use(Qwen3Coder, tools=[{"type": "function", "function": function}])
+    grammar = llguidance.grammar_from("lark", asked.structure().grammar)
+    for text in good + bad:
+        assert accepts(grammar, CODED.format("city", text)) is (text in good), text
+        if "</" not in text:
+            found = not [*jsonschema.Draft202012Validator(properties["city"]).iter_errors(text)]
+            assert found is (text in good), text
+
+
+@pytest.mark.parametrize(
+    "schema", [{"minLength": -1}, {"maxLength": "3"}, {"maxLength": True}, {"pattern": 5}]
+)
+def test_strict_texts_of_no_schema_are_refused(schema):
+    properties = {"city": {"type": "string"} | schema}
+    function = {"name": "weather", "strict": True, "parameters": CITY | {"properties": properties}}
+    with pytest.raises(APIError, match=f"{[*schema][0]} of a text must be"):
+        use(Qwen3Coder, tools=[{"type": "function", "function": function}]).structure()
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,10 @@ def _source(structured: StructuredOutputsParams) -> tuple[str, str]:
         raise UsageError(f"{kind} holds half of a surrogate pair; spell the character") from None
     if size > MAX_BYTES:
         raise UsageError(f"{kind} has {size} bytes; at most {MAX_BYTES} are allowed")
-    return kind, make(text)
+    try:
+        return kind, make(text)
+    except ValueError as error:  # of a schema: nested deeper than llguidance reads
+        raise UsageError(f"{kind} cannot be followed: {_one_line(str(error))}") from None
 
 
 def _of_schema(structured: StructuredOutputsParams, schema: str) -> str:

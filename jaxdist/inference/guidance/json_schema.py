@@ -16,7 +16,7 @@ def schema_text(schema: object) -> str:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if isinstance(value, bool):  # llguidance knows these within a schema only
             value = {} if value else {"not": {}}
-        text = json.dumps(_nudged(value))
+        text = json.dumps(_nudged(value), ensure_ascii=False, allow_nan=False)
     except RecursionError:
         raise UsageError("the JSON schema is too deep; nest it less") from None
     except (TypeError, ValueError) as error:

@@ -138,13 +138,30 @@ def schema_of_calls(tools: Mapping[str, Any], key: str = "arguments") -> dict[st
 
     tools: What each one's parameters are held to, by its name; None: to nothing. key: Theirs.
     """
-    return {"anyOf": [_schema(name, held, key) for name, held in tools.items()]}
+    schemas = [
+        _schema(name, {"type": "object"} if held is None else _resource(held, f"urn:tool:{i}"), key)
+        for i, (name, held) in enumerate(tools.items())
+    ]
+    return {"anyOf": schemas}
 
 
-def _schema(name: str, held: Any, key: str) -> dict[str, Any]:
+def _resource(schema: dict[str, Any], id_: str) -> dict[str, Any]:
+    """The schema as one of its own inside of another: its `#/$defs/...` are looked for in it.
+
+    That is what `$id` does, which draft 7 does not read beside a `$ref`.
+    """
+    schema = schema | {"$id": id_}
+    if "$ref" not in schema:
+        return schema
+    parts = schema.get("allOf", [])
+    ref = [{"$ref": schema.pop("$ref")}]
+    return schema | {"allOf": [*parts, *ref] if isinstance(parts, list) else parts}
+
+
+def _schema(name: str, held: dict[str, Any], key: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, key: {"type": "object"} if held is None else held},
+        "properties": {"name": {"const": name}, key: held},
         "required": ["name", key],
         "additionalProperties": False,
     }
