@@ -3,7 +3,6 @@
 import json
 
 import jsonschema
-import jsonschema
 import llguidance
 import pytest
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxdist.server.dialects.bare_text import bare_text
 from jaxdist.server.dialects.bare_value import BareValue
 from jaxdist.server.dialects.between_marks import (
     BEGIN,
@@ -29,6 +30,7 @@ from jaxdist.server.dialects.parameters import Member, kind_of, members
 FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"\s*([\w.-]{1,64})\s*", re.ASCII)
+_VALUE_END = f"\n{_PARAMETER_END}\n"
 _MOST = 200  # characters of a name and of what stands around it
 
 
@@ -116,7 +118,7 @@ class Qwen3Coder(BetweenMarks):
         rules = [
             f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
             f"any: /{_PARAMETER}[^<>\\n]+>\\n/ text",
-            f'VALUE_END: "\\n{_PARAMETER_END}\\n"',
+            f"VALUE_END: {json.dumps(_VALUE_END)}",
             "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
         ]
         for i, (name, held) in enumerate(tools.items()):
@@ -131,11 +133,10 @@ class Qwen3Coder(BetweenMarks):
 
 
 def _rule(i: int, j: int, member: Member) -> str:
-    """Of one parameter in a grammar. Of a text's schema its `enum` and `const` are kept to."""
-    begin = json.dumps(f"{_PARAMETER}{member.name}>\n")
+    """Of one parameter in a grammar."""
+    name, begin = f"arg_{i}_{j}", json.dumps(f"{_PARAMETER}{member.name}>\n")
     schema = member.schema if isinstance(member.schema, dict) else {}
     if kind_of(schema)[0] != "string":
-        return f"arg_{i}_{j}: {begin} %json {json.dumps(member.schema)} VALUE_END"
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    texts = " | ".join(json.dumps(value) for value in values if isinstance(value, str))
-    return f"arg_{i}_{j}: {begin} " + (f"({texts}) VALUE_END" if texts else "text")
+        return f"{name}: {begin} %json {json.dumps(member.schema)} VALUE_END"
+    text = bare_text(schema, _VALUE_END)
+    return f"{name}: {begin} TEXT_{i}_{j}\nTEXT_{i}_{j}: {text}"
