@@ -8,7 +8,6 @@ chat template sets.
 
 import hashlib
 import importlib
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError
+from jaxdist.config.json_text import read_object
 
 BYTES = "bytes"
 ABSENT = -1  # how SentencePiece says that its vocabulary lacks a token
@@ -254,25 +254,17 @@ def _from_json(path: Path) -> JsonTokenizer:
     )
 
 
-def _json_object(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(
-            f"data.tokenizer: {file} is not JSON ({error}); mend or remove it"
-        ) from None
-    if not isinstance(value, dict):
-        raise UsageError(f"data.tokenizer: {file} is not a JSON object; mend or remove it")
-    return value
-
-
 def _eos_id(inner: Any, path: Path) -> int | None:
     names: list[str] = []
     for sibling in ("tokenizer_config.json", "special_tokens_map.json"):
         file = path.with_name(sibling)
         if file.is_file():
-            token = _json_object(file).get("eos_token")
-            names.append((token.get("content") if isinstance(token, dict) else token) or "")
+            where = f"data.tokenizer: {file}"
+            token = read_object(file.read_bytes(), where).get("eos_token")
+            name = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(name, str | None):
+                raise UsageError(f"{where}: eos_token must be a text; mend it or leave it out")
+            names.append(name or "")
     for token in (*names, *USUAL_EOS):
         found = inner.token_to_id(token) if token else None
         if found is not None:

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxdist.config import UsageError
+from jaxdist.config.json_text import read_object
 from jaxdist.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, Tokenizer
 
 TOKENIZER = (
@@ -91,12 +93,17 @@ def chat_template(files: dict[str, bytes]) -> str | None:
     Of several named ones it is the default.
     """
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
+        try:
+            return files["chat_template.jinja"].decode()
+        except UnicodeDecodeError:
+            raise UsageError("chat_template.jinja of the model is not a text in UTF-8") from None
     for name in ("chat_template.json", "tokenizer_config.json"):
-        template = json.loads(files.get(name, b"{}")).get("chat_template")
+        where = f"{name} of the model"
+        template = read_object(files.get(name, b"{}"), where).get("chat_template")
         if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template}
-            template = named.get("default")
+            named = [entry for entry in template if isinstance(entry, dict)]
+            default = [entry for entry in named if entry.get("name") == "default"]
+            template = default[-1].get("template") if default else None
         if isinstance(template, str):
             return template
     return None

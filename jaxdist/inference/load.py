@@ -1,11 +1,11 @@
 """From an opened model to an engine that serves it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jaxdist.config import MeshShape, ModelConfig
+from jaxdist.config import MeshShape, ModelConfig, UsageError
+from jaxdist.config.json_text import read_object
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
 from jaxdist.inference.device.model_runner import ModelRunner
 from jaxdist.inference.device.runner_options import RunnerOptions
@@ -49,8 +49,8 @@ def eos_ids(files: Mapping[str, bytes], tokenizer: Tokenizer | None) -> list[int
     ids = set() if tokenizer is None or tokenizer.eos_id is None else {tokenizer.eos_id}
     for name in ("generation_config.json", "config.json"):
         try:
-            told = json.loads(files.get(name, b"{}")).get("eos_token_id")
-        except (ValueError, AttributeError):
+            told = read_object(files.get(name, b"{}"), name).get("eos_token_id")
+        except UsageError:
             continue  # a damaged file ends no text
         told = told if isinstance(told, list) else [told]
         ids |= {i for i in told if isinstance(i, int) and not isinstance(i, bool) and i >= 0}

@@ -1,12 +1,11 @@
 """From a chat to the ids of its prompt, by the model's own template."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
-from jaxdist.config import UsageError
+from jaxdist.config.json_text import read_object
 from jaxdist.data.tokenizer import Tokenizer
 from jaxdist.data.tokenizer_files import chat_template
 from jaxdist.server.aside import aside
@@ -184,12 +183,7 @@ def _named_tokens(
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     named = {name: "" if i is None else text_of.get(i, "") for name, i in ids.items()}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        try:
-            settings = json.loads(files.get(file, b"{}"))
-        except ValueError as error:
-            raise UsageError(
-                f"{file} of the model is not JSON ({error}); mend or remove it"
-            ) from None
+        settings = read_object(files.get(file, b"{}"), f"{file} of the model")
         for name in _NAMED:
             token = settings.get(name)
             text = token.get("content") if isinstance(token, dict) else token

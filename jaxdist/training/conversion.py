@@ -1,6 +1,5 @@
 """Converting a model: any source that opens, into a Hugging Face folder or a GGUF file."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 
 from jaxdist.config import UsageError
 from jaxdist.config.errors import did_you_mean
+from jaxdist.config.json_text import read_object
 from jaxdist.data.gguf_vocabulary import tokenizer_entries
 from jaxdist.data.tokenizer import BYTES, load_tokenizer
 from jaxdist.data.tokenizer_files import chat_template
@@ -138,7 +138,9 @@ def _architecture(model: ModelSource) -> str | None:
     """What the model is called where it comes from, by which GGUF may know it too."""
     if isinstance(model.weights, GGUFFile):
         return model.weights.architecture.name
-    return json.loads(model.companions().get(CONFIG, b"{}")).get("model_type")
+    where = f"{CONFIG} of the model"
+    name = read_object(model.companions().get(CONFIG, b"{}"), where).get("model_type")
+    return name if isinstance(name, str) else None
 
 
 def _gguf_tokenizer(model: ModelSource) -> dict[str, Any] | None:

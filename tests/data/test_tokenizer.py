@@ -153,6 +153,16 @@ def test_a_damaged_file_beside_a_tokenizer_is_named(
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize("token", [5, ["</s>"], {"content": 5}, True])
+def test_an_end_that_is_no_text_is_refused_by_its_file(
+    token: object, json_folder: Path, tmp_path: Path
+):
+    shutil.copy(json_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": token}))
+    with pytest.raises(UsageError, match="special_tokens_map.json: eos_token must be a text"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_text_beyond_the_vocabulary_is_refused(tmp_path: Path):
     Inner(models.WordLevel({"a": 0}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UsageError, match="tokenizer.json cannot encode the text"):

@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jaxdist.config import UsageError
 from jaxdist.data.tokenizer import JsonTokenizer, load_tokenizer
 from jaxdist.data.tokenizer_files import (
     chat_template,
@@ -74,3 +75,21 @@ def test_chat_templates_are_found_in_all_places():
     assert chat_template({"tokenizer_config.json": config}) == "b"
     assert chat_template({"chat_template.jinja": b"c", "tokenizer_config.json": config}) == "c"
     assert chat_template({}) is None
+    for no_template in ([None, 1], [{}], [{"name": ["default"], "template": "b"}], 5, {}):
+        config = json.dumps({"chat_template": no_template}).encode()
+        assert chat_template({"tokenizer_config.json": config}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", b"\xff"),
+        ("chat_template.json", b"[]"),
+        ("chat_template.json", b"{"),
+        ("tokenizer_config.json", b"null"),
+        ("tokenizer_config.json", b'{"a":' * 100_000),
+    ],
+)
+def test_a_damaged_file_of_a_template_is_named(name, content):
+    with pytest.raises(UsageError, match=f"{name} of the model is not"):
+        chat_template({name: content})

@@ -29,7 +29,7 @@ def sampling_defaults(files: Mapping[str, bytes]) -> dict[str, Any]:
             raise UsageError("it holds no object")
         given = {ours: told[name] for name, ours in _FIELDS.items() if told.get(name) is not None}
         SamplingParams(**given)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"the model's {FILE}: {error}; mend it, or leave it out with --generation-config none"
         ) from None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdist.config import ModelConfig
+from jaxdist.config import ModelConfig, limits
 from jaxdist.config.errors import UsageError
 from jaxdist.config.frozen import thawed
 from jaxdist.interop.huggingface.families import FAMILIES
@@ -92,7 +92,7 @@ def architecture_of(values: Mapping[str, Any], where: str) -> str:
         raise UsageError(f"{where}: architectures={str(named)[:80]} must name one architecture")
     of_type = {family.model_type: name for name, family in FAMILIES.items()}
     model_type = values.get("model_type")
-    if model_type not in of_type:
+    if not isinstance(model_type, str) or model_type not in of_type:
         raise UsageError(
             f"{where}: neither architectures nor model_type={str(model_type)[:80]!r} names one of "
             f"{', '.join(FAMILIES)}; a model's folder is needed"
@@ -111,8 +111,8 @@ def write_config(
         origin: The config.json that the model came with, whose tokens and architecture are kept.
     """
     origin = origin or {}
-    architectures = origin.get("architectures") or [None]
-    architecture = architecture_for(config, architectures[0])
+    named = origin.get("architectures")
+    architecture = architecture_for(config, named[0] if named and isinstance(named, list) else None)
     family = FAMILIES[architecture]
     sizes = [*REQUIRED, "max_position_embeddings", "rms_norm_eps"]
     rope: dict[str, Any] = {}
@@ -197,9 +197,11 @@ def _windows(family: Family, known: Mapping[str, Any], where: str) -> dict[str, 
         return {"sliding_window": None}
     layers = known["num_hidden_layers"]
     full = known.get("max_window_layers", 28)  # this many from the first on attend to everything
-    kinds = known.get("layer_types") or (["full_attention"] if full > 0 else ["sliding_attention"])
-    if known.get("layer_types") is None and 0 < full < layers:
-        kinds = ["full_attention", "sliding_attention"]
+    limits.whole("num_hidden_layers", layers, 1)
+    limits.whole("max_window_layers", full, 0)
+    kinds = _layer_kinds(known, where)
+    if kinds is None:
+        kinds = ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < layers)
     if len(set(kinds)) > 1:
         raise UsageError(
             f"{where}: only some of the {layers} layers have a sliding window (max_window_layers, "
@@ -211,11 +213,12 @@ def _windows(family: Family, known: Mapping[str, Any], where: str) -> dict[str, 
 def _windows_by_layer(
     family: Family, known: Mapping[str, Any], window: Any, where: str
 ) -> dict[str, int | None]:
-    pattern, kinds = known.get("sliding_window_pattern", family.pattern), known.get("layer_types")
+    pattern = known.get("sliding_window_pattern", family.pattern)
+    kinds = _layer_kinds(known, where)
+    if pattern is not None:
+        limits.whole("sliding_window_pattern", pattern, 2)
     if window is None or kinds is None:
         return {"sliding_window": window, "sliding_window_pattern": window and pattern}
-    if not isinstance(kinds, list) or not set(map(str, kinds)) <= LAYER_KINDS:
-        raise UsageError(f"{where}: layer_types={str(kinds)[:80]} must list {LAYER_KINDS}")
     local = [kind == "sliding_attention" for kind in kinds]
     if not any(local):
         return {"sliding_window": None, "sliding_window_pattern": None}
@@ -226,6 +229,17 @@ def _windows_by_layer(
         f"{where}: layer_types is none of the patterns here, in which every n-th layer attends to "
         "all tokens"
     )
+
+
+def _layer_kinds(known: Mapping[str, Any], where: str) -> list[str] | None:
+    """layer_types; None where config.json has none."""
+    kinds = known.get("layer_types")
+    if not kinds:
+        return None
+    if not isinstance(kinds, list) or not set(map(str, kinds)) <= LAYER_KINDS:
+        listed = ", ".join(sorted(LAYER_KINDS))
+        raise UsageError(f"{where}: layer_types={str(kinds)[:80]} must list {listed}")
+    return kinds
 
 
 def _window_keys(family: Family, config: ModelConfig) -> dict[str, Any]:

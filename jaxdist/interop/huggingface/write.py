@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdist.config import ModelConfig
 from jaxdist.config.errors import UsageError, did_you_mean
+from jaxdist.config.json_text import read_object
 from jaxdist.interop.huggingface.config import write_config
 from jaxdist.interop.huggingface.families import FAMILIES
 from jaxdist.interop.huggingface.folder import CONFIG
@@ -54,8 +55,10 @@ def write_huggingface(
     folder = Path(folder).expanduser()
     check_dtype(dtype)
     files = dict(companions or {})
-    generation = json.loads(files.get("generation_config.json", b"{}"))
-    origin = {**generation, **json.loads(files.pop(CONFIG, b"{}"))}
+    before = {name: files.get(name, b"{}") for name in ("generation_config.json", CONFIG)}
+    files.pop(CONFIG, None)
+    generation, own = (read_object(text, f"{n} of the model") for n, text in before.items())
+    origin = {**generation, **own}
     values = write_config(config, dtype, origin)
     family = FAMILIES[values["architectures"][0]]
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

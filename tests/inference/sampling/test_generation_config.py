@@ -38,6 +38,7 @@ def test_what_the_file_says_is_taken_and_nothing_else():
         (b"{", "generation_config.json: "),
         (b"[]", "it holds no object"),
         (b"\xff", "generation_config.json: "),
+        (b'{"a":' * 100_000, "generation_config.json: "),
         (b'{"temperature": -1}', "temperature=-1 must be at least 0"),
         (b'{"top_p": "much"}', "top_p"),
     ],

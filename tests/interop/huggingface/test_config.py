@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxdist.config import ModelConfig, UsageError
 from jaxdist.interop.huggingface.config import read_config, stored_dtype, write_config
@@ -41,6 +43,35 @@ def read(**changes) -> ModelConfig:
 def test_round_trip(fields):
     config = ModelConfig(**SHAPE, **fields)
     assert read_config(write_config(config, "float32"), "config.json") == config
+
+
+ODD = [None, True, -1, 0, 2, 2.5, "x", "4", [], {}, [1], [[]], [{}], {"a": 1}, 10**12, 1e308]
+ODD += [["sliding_attention", "full_attention"], {"full_attention": {}, "sliding_attention": 3}]
+EACH = {
+    "LlamaForCausalLM": {"rope_scaling": YARN},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 4},
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 16},
+    "Gemma2ForCausalLM": {"attn_logit_softcapping": 2.0},
+    "Gemma3ForCausalLM": {"rope_local_base_freq": 100.0, "sliding_window": 4},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "MixtralForCausalLM": {"num_local_experts": 4},
+    "Qwen3MoeForCausalLM": {"num_experts": 4, "moe_intermediate_size": 8},
+    "DeepseekV3ForCausalLM": {"n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_values_of_any_kind_are_read_or_refused_in_one_line(data):
+    architecture = data.draw(st.sampled_from(sorted(EACH)))
+    values = BASE | EACH[architecture] | {"architectures": [architecture]}
+    values |= {"layer_types": None, "sliding_window_pattern": None, "rope_parameters": None}
+    names = st.sampled_from(sorted(values))
+    changed = data.draw(st.dictionaries(names, st.sampled_from(ODD), min_size=1, max_size=3))
+    try:
+        read_config(values | changed, "config.json")
+    except UsageError as refused:
+        assert str(refused).startswith("config.json") and "\n" not in str(refused)
 
 
 def test_the_architecture_it_came_with_is_kept():
