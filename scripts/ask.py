@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 FEW = ("--max-num-seqs", "2", "--max-model-len", "256")  # one client asks: little to compile
 
 
 def main() -> int:
-    """Print the answer; the server's exit code where it did not start."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Print the answer; the server's exit code where it did not start, 2 where it refuses."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-tokens", type=int, default=60)
@@ -33,6 +34,9 @@ def main() -> int:
         body = {"prompt": options.prompt, "max_tokens": options.max_tokens, "temperature": 0.8}
         print(f"POST {url}/v1/completions {json.dumps(body)}")
         print(options.prompt + _post(f"{url}/v1/completions", body)["choices"][0]["text"])
+    except urllib.error.HTTPError as refused:
+        print(f"ask: error: {json.load(refused)['error']['message']}", file=sys.stderr)
+        return 2
     finally:
         server.terminate()
         server.wait()

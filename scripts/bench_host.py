@@ -7,8 +7,8 @@ default a byte-level BPE is trained on the texts that come with jaxdist. Process
 engine's thread, the best of several runs, with an output for each token, as a server has it.
 """
 
+import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxdist.data
+from jaxdist.config import one_line_errors
 from jaxdist.data.tokenizer import Tokenizer, load_tokenizer
 from jaxdist.inference.engine import Engine
 from jaxdist.inference.sampling.sampling_params import SamplingParams
@@ -90,7 +91,15 @@ def seconds_a_step(tokenizer: Tokenizer, batch: int, params: SamplingParams) -> 
 
 
 def main() -> None:
-    tokenizer = load_tokenizer(sys.argv[1]) if len(sys.argv) > 1 else trained()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tokenizer", nargs="?", help="as data.tokenizer [trained here]")
+    options = parser.parse_args()
+    with one_line_errors("bench_host"):
+        measure(load_tokenizer(options.tokenizer) if options.tokenizer else trained())
+
+
+def measure(tokenizer: Tokenizer) -> None:
+    """Print the host's time of a step at each batch size, beside its target."""
     print("batch  plain us  with 2 stop texts us  target us")
     for batch, target in TARGETS_US.items():
         params = [

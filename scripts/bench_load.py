@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdist import platform
+from jaxdist.config import one_line_errors
 
 
 def main() -> None:
@@ -22,8 +23,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="of the parameters")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    platform.simulate_devices(options.tp)
-    compare(options.folder, options.tp, options.dtype, options.rounds)
+    with one_line_errors("bench_load"):
+        platform.simulate_devices(options.tp)
+        compare(options.folder, options.tp, options.dtype, options.rounds)
 
 
 def compare(folder: Path, tp: int, dtype: str, rounds: int) -> None:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdist.config import UsageError, one_line_errors
 from jaxdist.data.sources import EMBEDDED_FOLDER
 from jaxdist.data.tokenizer import load_tokenizer
 from jaxdist.interop.gguf.file import GGUFFile, open_gguf
@@ -76,9 +77,11 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens of text")
     parser.add_argument("--json", action="store_true", help="print the figures for a program")
     options = parser.parse_args()
-    figures = compare(
-        options.model, options.llama_python, options.prompts, options.tokens, options.windows
-    )
+    with one_line_errors("compare_llamacpp"):
+        _has_llama_cpp(options.llama_python)
+        figures = compare(
+            options.model, options.llama_python, options.prompts, options.tokens, options.windows
+        )
     if options.json:
         print(json.dumps(asdict(figures)))
         return
@@ -139,6 +142,19 @@ def compare(
             float(np.exp(theirs_packed["losses"].mean())),
         ),
     )
+
+
+def _has_llama_cpp(python: str) -> None:
+    """Refuse an interpreter without it, before a model is read.
+
+    Raises:
+        UsageError: it says how to name another.
+    """
+    found = subprocess.run([python, "-c", "import llama_cpp"], capture_output=True)
+    if found.returncode != 0:
+        raise UsageError(
+            f"{python} has no llama-cpp-python; name an interpreter that has it: --llama-python"
+        )
 
 
 def _ask(python: str, folder: Path, request: dict[str, Any], model: Path) -> Any:

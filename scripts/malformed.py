@@ -183,13 +183,18 @@ def _resident(pid: int) -> int:
 
 
 def main() -> int:
-    """0 where all is well."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """0 where all is well, 1 where a fault was found, 2 where no server answers."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("url")
     parser.add_argument("--pid", type=int, help="of the server, to look at its memory")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    try:
+        httpx.get(args.url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        print(f"malformed: no server answers at {args.url}: {error}", file=sys.stderr)
+        return 2
     began = time.monotonic()
     found = send_all(args.url, args.count, args.seed, args.pid)
     counts = ", ".join(f"{count} x {status}" for status, count in sorted(found.statuses.items()))
