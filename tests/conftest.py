@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from importlib.metadata import version
 
 # Machine code that is not optimised compiles three times as fast; the program is the same one.
@@ -19,6 +20,10 @@ os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *QUICK)).st
 
 # Without the source lines of every operation, programs lower and compile a tenth sooner.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
