@@ -42,7 +42,7 @@ def at_rest(tree: Tree, like: Tree, order: LayerOrder) -> Tree:
     def one(name: str, leaf: Array) -> Array:
         if not _is_stack(name, leaf):
             return leaf
-        return _program(to_rest, order, targets[name].sharding)(leaf)
+        return _changed(leaf, to_rest, order, targets[name].sharding)
 
     return tree_of({name: one(name, leaf) for name, leaf in named_leaves(tree).items()}, tree)
 
@@ -70,7 +70,7 @@ def _from_rest(name: str, leaf: Array, order: LayerOrder) -> Array:
     if not _is_stack(name, leaf):
         return leaf
     sharding = _sharding(leaf.sharding, (len(order.places), *leaf.shape[1:]), order)
-    return _program(from_rest, order, sharding)(leaf)
+    return _changed(leaf, from_rest, order, sharding)
 
 
 def _sharding(sharding: Sharding, shape: tuple[int, ...], order: LayerOrder) -> Sharding:
@@ -93,6 +93,18 @@ def _sharding(sharding: Sharding, shape: tuple[int, ...], order: LayerOrder) -> 
 
 def _axes(entry: Any) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _changed(
+    leaf: Array, change: Callable[..., Array], order: LayerOrder, sharding: Sharding
+) -> Array:
+    """The leaf in another order, once it is there.
+
+    Simulated devices share threads: a program that is begun beside the one before it can hold the
+    thread that one of that program's devices needs, and both would wait for ever.
+    """
+    leaf = jax.block_until_ready(leaf)
+    return jax.block_until_ready(_program(change, order, sharding)(leaf))
 
 
 @lru_cache(maxsize=256)
