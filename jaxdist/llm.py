@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from itertools import count
 from typing import Any
@@ -162,16 +163,17 @@ class LLM:
         chat_template_kwargs: Further variables of the template, such as enable_thinking.
         """
         chats = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        prompts, stops = asyncio.run(
-            self._render(
-                chats,
-                chat_template,
-                tools or (),
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                extra=chat_template_kwargs,
-            )
+        rendered = self._render(
+            chats,
+            chat_template,
+            tools or (),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=chat_template_kwargs,
         )
+        # A thread of its own: that of a notebook's cell runs an event loop already.
+        with ThreadPoolExecutor(1) as thread:
+            prompts, stops = thread.submit(asyncio.run, rendered).result()
         if stops:
             sampling_params = sampling_params or self._default
             if isinstance(sampling_params, SamplingParams):

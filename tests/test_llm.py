@@ -1,5 +1,7 @@
 """`jaxdist.LLM`: what it writes is what naive generation writes, one prompt at a time."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -97,6 +99,18 @@ def test_chats_go_through_the_template(llm):
     assert bytes(output.prompt_token_ids) == b"!Hifunction"
     with pytest.raises(UsageError, match="must not set messages"):
         llm.chat(messages, params, chat_template_kwargs={"messages": []})
+
+
+def test_a_cell_of_a_notebook_chats_while_its_event_loop_runs(llm):
+    params = jaxdist.SamplingParams(temperature=0, max_tokens=4)
+    messages = [{"role": "user", "content": "Hi"}]
+
+    async def cell() -> str:
+        [output] = llm.chat(messages, params)
+        return output.outputs[0].text
+
+    [output] = llm.chat(messages, params)
+    assert asyncio.run(cell()) == output.outputs[0].text
 
 
 def test_a_chat_without_a_template_ends_before_the_next_question(llm, monkeypatch):
