@@ -15,16 +15,24 @@ from jaxdist.config import UsageError
 
 _FAREWELL = 1.0  # seconds between the last goodbye and the end of the service
 _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# What launchers tell their processes; jaxdist reads none of it, so each would train alone.
+_LAUNCHERS = {
+    "torchrun": "WORLD_SIZE",
+    "mpirun": "OMPI_COMM_WORLD_SIZE",
+    "srun": "SLURM_STEP_NUM_TASKS",
+}
 
 
 def start() -> None:
     """Join the group that the environment describes; does nothing where it describes none.
 
-    Raises `UsageError` where only a part of the variables is set or one makes no sense.
+    Raises `UsageError` where only a part of the variables is set or one makes no sense, and where
+    another launcher started several processes that know nothing of one another.
     """
     values = {name: os.environ.get(name) for name in _VARIABLES}
     missing = [name for name, value in values.items() if not value]
     if len(missing) == len(_VARIABLES):
+        _check_launcher()
         return
     if missing:
         raise UsageError(
@@ -45,6 +53,17 @@ def start() -> None:
     jax.distributed.initialize(address, int(str(count)), int(str(index)))
     if jax_group.global_state.service is not None:
         jax_group.global_state.service = _PatientService(jax_group.global_state.service)
+
+
+def _check_launcher() -> None:
+    for launcher, name in _LAUNCHERS.items():
+        count = os.environ.get(name, "")
+        if count.isdigit() and int(count) > 1:
+            raise UsageError(
+                f"{name}={count}: {launcher} started several processes, and each would train "
+                f"alone; start one process a host, with {', '.join(_VARIABLES)} set in each, or "
+                f"unset {name}"
+            )
 
 
 class _PatientService:

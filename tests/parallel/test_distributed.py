@@ -131,3 +131,14 @@ def test_half_a_description_is_refused(monkeypatch, environment, words):
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=words):
         distributed.start()
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_processes_of_another_launcher_do_not_train_alone(monkeypatch, name):
+    for variable in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, "1")
+    distributed.start()
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(UsageError, match=f"{name}=2: .* each would train alone; .*JAX_PROCESS_ID"):
+        distributed.start()
