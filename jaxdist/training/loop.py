@@ -30,7 +30,7 @@ from jaxdist.training.metrics import MetricsLog, check_installed
 from jaxdist.training.model_source import keep_origin
 from jaxdist.training.plot import PLOT, plot_loss
 from jaxdist.training.progress import Progress
-from jaxdist.training.resume import check_record, differences, new_decay
+from jaxdist.training.resume import check_record, differences, new_decay, new_learning
 from jaxdist.training.run_folder import alone_in, check_place, check_writable
 from jaxdist.training.setup import Setup
 from jaxdist.training.signals import ABORTED, StopSignals
@@ -74,13 +74,14 @@ class _Run:
         self.setup, self.config, self.loader, self.validation = setup, config, loader, validation
         self.checkpoints = Checkpointer(config.run_dir / "checkpoints", config.checkpoint)
         self.start, self.step, self.tokens = start, start or 0, 0
-        self.new_decay = ""
+        self.news: list[str] = []
         if start is not None:
             saved = self.checkpoints.extra(start)
             check_record(saved, self.checkpoints.directory / str(start))
             self._refuse_changes(saved)
             setup.check_saved(self.checkpoints, start)
-            self.new_decay = new_decay(saved["config"], asdict(config))
+            both = saved["config"], asdict(config)
+            self.news = [line for line in (new_decay(*both), new_learning(*both)) if line]
         self.last = min(config.train.steps, config.train.stop_after or config.train.steps)
         self.first_process = distributed.is_first_process()
         self.progress = Progress(config, self.step, self.last)
@@ -110,8 +111,8 @@ class _Run:
             f"training {self.setup.description}, into {folder}{since}; compiling first"
         )
         self.progress.say(f"data: {self.loader.summary}")
-        if self.new_decay:
-            self.progress.say(self.new_decay)
+        for line in self.news:
+            self.progress.say(line)
         self._prepare()
         with StopSignals() as signals, self._batches(self.loader) as batches:
             for step, batch in batches:

@@ -81,6 +81,22 @@ def new_decay(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     )
 
 
+def new_learning(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Which free settings of the optimizer and the number formats differ, in one line, or empty.
+
+    They are what an evaluation or a mesh is not: the loss takes another course from here on. Both
+    are configs as in `differences`.
+    """
+    before, now = _fields(saved), _fields(current)
+    changed = [
+        f"{name}: {before[name]} saved, {now[name]} asked"
+        for name in before
+        if name.startswith(("optimizer.", "precision."))
+        if name in now and before[name] != now[name]
+    ]
+    return f"{'; '.join(changed)}; as asked from here on" if changed else ""
+
+
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """`section.field` -> value, in JSON's terms, so that a tuple equals its stored list."""
     flat: dict[str, Any] = {}

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from jaxdist.config import DataConfig, OptimizerConfig, TrainConfig
-from jaxdist.training.resume import differences, new_decay
+from jaxdist.training.resume import differences, new_decay, new_learning
 
 SAVED = {
     "seed": 1,
@@ -95,3 +95,14 @@ def test_another_number_of_steps_moves_the_decay_and_that_is_said():
     assert new_decay(SAVED, {**longer, "optimizer": constant})  # whose warm-up is a share of it
     constant["warmup_steps"] = 2
     assert new_decay(SAVED, {**longer, "optimizer": constant}) == new_decay(SAVED, SAVED) == ""
+
+
+def test_another_learning_rate_or_format_is_said_and_another_mesh_is_not():
+    current = changed("optimizer", "learning_rate", 1e-5)
+    current |= {"mesh": "1x1x1", "precision": {"policy": "fp32"}}
+    saved = {**SAVED, "precision": {"policy": "bf16", "of_old": 1}}
+    assert new_learning(saved, current) == (
+        "optimizer.learning_rate: 0.0003 saved, 1e-05 asked; "
+        "precision.policy: bf16 saved, fp32 asked; as asked from here on"
+    )
+    assert new_learning(SAVED, {**SAVED, "mesh": "1x1x1"}) == ""
