@@ -5,6 +5,7 @@ FFI), which says where its operands and results lie. A frame may also ask which 
 minor ones only add to what is there, so that it is the one that is installed.
 """
 
+import ctypes
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ import numba.extending
 import numpy as np
 from llvmlite import ir
 from numba import types
+
+from jaxdist.ops.kernels.machine_code import MachineCode, load
 
 # Any, for what numba decorates is called in other ways than it is written.
 _numba: Any = numba
@@ -136,20 +139,19 @@ def _registered(operation: Callable[[int], None]) -> str:
     return name
 
 
-def _register(name: str, operation: Callable[[int], None]) -> Any:
-    """Compiled code, which lives as long as its object."""
-
+def _register(name: str, operation: Callable[[int], None]) -> MachineCode:
     def entry(frame: int) -> int:
         if not _answers_version(frame):
             operation(frame)
         return 0  # no error
 
-    address = _numba.cfunc(types.int64(types.int64), nopython=True)(entry)
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address.ctypes), platform="cpu")
-    return address
+    code = load(name, lambda: _numba.cfunc(types.int64(types.int64), nopython=True)(entry))
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address)
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
+    return code
 
 
-_ENTRIES: dict[str, Any] = {}
+_ENTRIES: dict[str, MachineCode] = {}
 _REGISTERING = threading.Lock()
 
 
