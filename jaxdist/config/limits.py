@@ -4,6 +4,7 @@ Each takes the field's dotted name as the user writes it (`train.steps`) and rai
 with the rule, the value and the fix.
 """
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxdist.config.errors import UsageError, did_you_mean
 
 _LARGEST_WHOLE = 2**31 - 1  # of an int32, in which devices count
 _LARGEST_NUMBER = 3.4e38  # of a float32
+_LEAST_NORMAL = 2.0**-126  # of a float32
 
 
 def whole(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
@@ -41,6 +43,18 @@ def number(
     too_high = (maximum is not None and value > maximum) or (below is not None and value >= below)
     if too_low or too_high:
         raise UsageError(f"{name}={value} must be {_range(minimum, maximum, above, below)}")
+    # A value that only rounding takes to its bound would divide by zero on the device.
+    if _on_device(value) in (above, below):
+        raise UsageError(
+            f"{name}={value} must be {_range(minimum, maximum, above, below)}; as a float of 32 "
+            f"bits it is {_on_device(value):g}"
+        )
+
+
+def _on_device(value: float) -> float:
+    """As a float of 32 bits; what is nearer to zero than the normal ones devices take for zero."""
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    return rounded if abs(rounded) >= _LEAST_NORMAL else 0.0
 
 
 def flag(name: str, value: Any) -> None:

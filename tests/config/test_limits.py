@@ -29,6 +29,13 @@ def test_number_borders() -> None:
         limits.number("x", 1.0, above=0, below=1)
 
 
+@pytest.mark.parametrize(("value", "on_device"), [(1e-50, "0"), (1e-39, "0"), (1 - 1e-12, "1")])
+def test_number_keeps_off_its_bounds_on_the_device_too(value: float, on_device: str) -> None:
+    with pytest.raises(UsageError, match=f"as a float of 32 bits it is {on_device}$"):
+        limits.number("x", value, above=0, below=1)
+    limits.number("x", value, 0, 1)
+
+
 @pytest.mark.parametrize("value", [1e39, -1e39, 10**400])
 def test_number_fits_32_bits(value: Any) -> None:
     with pytest.raises(UsageError, match="must be a finite number"):
