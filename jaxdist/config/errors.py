@@ -16,21 +16,30 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory")  # how XLA's RuntimeErr
 
 # What others call our keys, where the spelling alone would not lead there.
 OTHER_NAMES = {
-    "mesh": "dp pp tp",
+    "mesh": "dp pp tp tp_size pp_size tensor_parallel_size pipeline_parallel_size num_gpus",
+    "init_from": "model model_name_or_path pretrained pretrained_model from_pretrained",
     "model.num_hidden_layers": "layers num_layers n_layers n_layer depth",
     "model.hidden_size": "hidden hidden_dim d_model n_embd width",
     "model.intermediate_size": "ffn ffn_dim d_ff mlp_dim",
     "model.num_attention_heads": "heads num_heads n_heads n_head",
     "model.num_key_value_heads": "kv_heads num_kv_heads n_kv_heads",
+    "parallel.zero": "fsdp ddp deepspeed zero_stage zero_optimization",
     "parallel.num_microbatches": "grad_accum grad_accumulation_steps gradient_accumulation_steps",
+    "parallel.remat": "gradient_checkpointing activation_checkpointing recompute",
+    "precision.policy": "bf16 fp16 dtype torch_dtype mixed_precision",
     "optimizer.learning_rate": "lr peak_lr max_lr",
     "optimizer.min_learning_rate_ratio": "min_lr min_lr_ratio",
     "optimizer.warmup_steps": "warmup num_warmup_steps",
     "optimizer.weight_decay": "wd decay",
     "optimizer.max_grad_norm": "clip grad_clip clip_grad gradient_clipping",
-    "train.steps": "epochs iters iterations max_iters max_steps num_steps",
-    "train.global_batch_size": "batch bs batch_size train_batch_size",
+    "train.steps": "epochs num_train_epochs iters iterations max_iters max_steps num_steps",
+    "train.global_batch_size": "batch bs batch_size train_batch_size per_device_train_batch_size",
     "train.sequence_length": "seq_len seq_length seqlen max_seq_len block_size context_length",
+    "data.sources": "dataset dataset_name dataset_path data_path train_file",
+    "checkpoint.every": "save_every save_interval save_steps",
+    "checkpoint.keep_last": "save_total_limit",
+    "eval.every": "eval_interval eval_steps",
+    "log.wandb": "report_to wandb_project",
 }
 _OURS = {other: ours for ours, others in OTHER_NAMES.items() for other in others.split()}
 
@@ -58,7 +67,7 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     candidates = list(candidates)
     wanted: str = word.lstrip("-")
     ours = _OURS.get(wanted.rpartition(".")[2].replace("-", "_"))
-    if ours and ours in (candidate.lstrip("-") for candidate in candidates):
+    if ours and ours in (candidate.lstrip("-").replace("-", "_") for candidate in candidates):
         wanted = ours
     scored = sorted(((score(c), c) for c in candidates), key=lambda pair: (-pair[0], pair[1]))
     floor = max(0.6, scored[0][0] - 0.1) if scored else 0
