@@ -34,9 +34,9 @@ class TemplateProcess:
     async def render(self, variables: dict[str, Any]) -> str:
         """The text. APIError where the template refuses, fails or takes too long."""
         async with self._lock:
-            if self._process is None or self._process.returncode is not None:
-                await self._started()
             try:
+                if self._process is None or self._process.returncode is not None:
+                    await self._started_again()
                 answer = await self._ask({"variables": variables}, self._seconds)
             except BaseException:  # a half-read answer would be taken for the next one's
                 await self._end()
@@ -53,6 +53,19 @@ class TemplateProcess:
         """End the process."""
         async with self._lock:
             await self._end()
+
+    async def _started_again(self) -> None:
+        try:
+            answer = await self._started()
+        except OSError:  # no memory, or no file descriptor, for a process
+            answer = {"error": "no process"}
+        if "error" in answer:
+            raise APIError(
+                "the process that renders chats did not start; try again later",
+                status=503,
+                code="unavailable",
+                headers={"retry-after": "5"},
+            )
 
     async def _started(self) -> dict[str, Any]:
         await self._end()

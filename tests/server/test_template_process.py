@@ -6,6 +6,7 @@ import time
 import pytest
 
 from jaxdist.config import UsageError
+from jaxdist.server import template_process
 from jaxdist.server.errors import APIError
 from jaxdist.server.template_process import TemplateProcess
 
@@ -66,6 +67,54 @@ def test_a_template_that_hangs_is_ended(template):
 def test_a_template_that_takes_all_memory_is_ended():
     with pytest.raises(APIError, match="MemoryError|too much memory"):
         render("{{ 'x' * 10 ** 10 }}")
+
+
+async def _ended(process):
+    process._process.kill()
+    await process._process.wait()
+
+
+def test_who_leaves_while_it_starts_again_leaves_no_answer_to_others():
+    async def main():
+        process = TemplateProcess("{{ n }}")
+        try:
+            await process.start()
+            for delay in (0, 0.001, 0.01, 0.02, 0.05, 0.1):
+                await _ended(process)
+                left = asyncio.create_task(process.render({"n": 1}))
+                await asyncio.sleep(delay)
+                left.cancel()
+                assert await process.render({"n": 2}) == "2"
+                assert await process.render({"n": 3}) == "3"
+        finally:
+            await process.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["no time", "no process"])
+def test_where_it_does_not_start_again_that_is_said(fault, monkeypatch):
+    async def no_process(*_, **__):
+        raise BlockingIOError
+
+    async def main():
+        process = TemplateProcess("{{ n }}")
+        try:
+            await process.start()
+            await _ended(process)
+            with monkeypatch.context() as patch:
+                if fault == "no time":
+                    patch.setattr(template_process, "_START_SECONDS", 0)
+                else:
+                    patch.setattr(asyncio, "create_subprocess_exec", no_process)
+                with pytest.raises(APIError, match="did not start") as refused:
+                    await process.render({"n": 1})
+            assert refused.value.status == 503
+            assert await process.render({"n": 2}) == "2"
+        finally:
+            await process.close()
+
+    asyncio.run(main())
 
 
 def test_it_starts_again_after_an_end():
