@@ -7,7 +7,7 @@ import codecs
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -140,8 +140,12 @@ def _parquet_parts(file: Path, field: str) -> Iterator[Part]:
 def text_of(value: Any, where: str, field: str) -> str:
     """`value` if it is text; a null or a number where text should be is refused, with its place."""
     if not isinstance(value, str):
+        structure = isinstance(value, Sequence | Mapping)
+        fix = (
+            "write it as text, a chat by its model's template" if structure else "mend or remove it"
+        )
         raise UsageError(
-            f"{where}: the field {field!r} holds {_kind(value)} instead of text; mend or remove it"
+            f"{where}: the field {field!r} holds {_kind(value)} instead of text; {fix}"
         )
     return value
 
@@ -155,5 +159,5 @@ def no_field(where: str, field: str, fields: Sequence[str]) -> str:
     listed = ", ".join(map(str, list(fields)[:10])) or "none"
     return (
         f"{where} has no field {field!r}; its fields are {listed}: "
-        "name one with the source's option `field`"
+        "name one, as in --data.sources '{path: FILE, field: NAME}'"
     )

@@ -82,9 +82,14 @@ def test_parquet(tmp_path: Path):
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', "a.jsonl: line 3 is not JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl: line 2 is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n["text"]\n', "line 2 is not a JSON object but a list"),
-        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 has no field 'text'.*are body"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"body": "b"}\n',
+            "no field 'text'.*are body.*{path: FILE",
+        ),
         ("a.jsonl", b'{"text": null}\n', "line 1: the field 'text' holds nothing \\(null\\)"),
-        ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' holds a int"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' holds a int .*; mend or remove it"),
+        ("a.jsonl", b'{"text": [{"role": "user"}]}\n', "holds a list .*; write it as text, a chat"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "line 1 is not JSON .Exceeds"),
         (
