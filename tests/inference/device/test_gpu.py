@@ -72,7 +72,7 @@ def test_programs_are_compiled_for_an_h100(mesh, model_of, monkeypatch):
     options = RunnerOptions(num_blocks=4096, dtype="bfloat16")
     empty = partial(kv_pool.make, runner.config, gpus, options, 4096, paging.GPU)
     pages = jax.eval_shape(empty)
-    pages = abstract(pages, jax.tree.map(lambda a: paging.GPU.spec, pages))
+    pages = abstract(pages, type(pages)(*paging.GPU.specs))
     largest = max(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
     weights = forward.weights
     for queries, call in ((1, "xla.gpu.triton"), (PROMPT_QUERIES, "__cudnn$fmha")):
