@@ -85,7 +85,11 @@ def plan_schedule(options: argparse.Namespace) -> None:
 
 
 def _parser() -> "_Parser":
-    parser = _Parser(prog="jaxdist plan", description=__doc__, allow_abbrev=False)
+    parser = _Parser(
+        prog="jaxdist plan",
+        description="Tell what a run will take, before it runs.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--json", action="store_true", help="Print the figures as one JSON object.")
     group = parser.add_argument_group("a pipeline schedule")
     group.add_argument(
